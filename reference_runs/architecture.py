@@ -59,12 +59,16 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             each other.
         scaled_embedding: whether embeddings are multiplied by sqrt(hidden) (Gemma).
         sliding_window: positions, its own included, that a token attends to.
+        full_every: with a sliding window, every so many layers the last one is without it (gpt-oss: 2); None: all have
+            it.
+        attention_sinks: whether each head has a learned score that takes a share of its softmax and no value.
         query_rank: width to which latent attention compresses queries; None: they are not compressed.
         key_value_rank: width to which latent attention compresses keys and values together. Of a head's `head_dim`,
             `rotary_dim` are rotated; those of the keys are projected from the hidden state and shared by all heads.
         value_head_dim: size of a head's values under latent attention.
         experts: feed-forward parts of a layer, of which a router chooses `experts_per_token` for each token.
         expert_ffn_hidden: width of each; None: `ffn_hidden`, which is that of dense layers otherwise.
+        expert_bias: whether the router's scores, and expansion and contraction of each expert, have a bias (gpt-oss).
         shared_experts: further ones of that width that every token passes.
         shared_gate: whether a sigmoid of the hidden state's product weighs what the shared ones give (Qwen 2).
         dense_layers: layers at the beginning with one feed-forward part.
@@ -114,6 +118,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     score_scale: Positive | None = None
     scaled_embedding: bool = False
     sliding_window: Tokens | None = None
+    full_every: Count | None = None
+    attention_sinks: bool = False
     mean_document: Tokens | None = None
     query_rank: Count | None = None
     key_value_rank: Count | None = None
@@ -123,6 +129,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_ffn_hidden: Count | None = None
     shared_experts: NotNegativeCount = 0
     shared_gate: bool = False
+    expert_bias: bool = False
     dense_layers: NotNegativeCount = 0
     gate: Gate | None = None
     gate_scale: Positive | None = None
@@ -186,8 +193,15 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The same with its dense layers alone."""
         fields = ("experts", *_WITH_EXPERTS, *_OF_EXPERTS)
         return msgspec.structs.replace(
-            self, **dict.fromkeys(fields), shared_experts=0, shared_gate=False, dense_layers=0
+            self, **dict.fromkeys(fields), shared_experts=0, shared_gate=False, expert_bias=False, dense_layers=0
         )
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that attend to all positions: without a window all, with one those that `full_every` leaves out."""
+        if self.sliding_window is None:
+            return self.layers
+        return self.layers // self.full_every if self.full_every else 0
 
     def check(self, where: str) -> None:
         """Refuse shapes that contradict themselves.
@@ -222,6 +236,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (self.shared_norm and self.residual is not Residual.PARALLEL, "shared_norm", "residual parallel"),
             (self.shared_norm and not self.norm.before, "shared_norm", "a norm before the block"),
             (self.sliding_window and self.mask is not Mask.CAUSAL, "sliding_window", "mask causal"),
+            (self.full_every and not self.sliding_window, "full_every", "sliding_window"),
+            (self.attention_sinks and self.key_value_rank, "attention_sinks", "no latent attention"),
         ):
             if wrong:
                 value = str(getattr(self, name)).lower()
@@ -269,6 +285,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (experts % groups > 0 or of_token > groups, "expert_groups", f"a divisor of {experts}, {of_token} or more"),
             (routed and chosen * groups > experts * of_token, "groups_per_token", f"groups of {chosen} experts"),
             (routed and self.bias.feed_forward, "feed_forward_bias", "false with experts"),
+            (self.expert_bias and (not routed or self.shared_experts > 0), "expert_bias", "with routed experts alone"),
             (routed and self.top_query_layer, "top_query_layer", "false with experts"),
         ):
             if wrong:
@@ -286,7 +303,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             yield InputError(what, allowed=", ".join(_ROTARY_SCALING), where=where)
         elif self.rotary_scaling_low and self.rotary_scaling_high:
             low, high = self.rotary_scaling_low, self.rotary_scaling_high
-            ramp = "at most" if self.rotary_scaling is RotaryScaling.YARN else "below"  # YaRN rounds its ends apart
+            bands = self.rotary_scaling is RotaryScaling.BANDS
+            ramp = "below" if bands else "at most"  # YaRN's ends are rounded, or drawn, apart
             if low > high or (low == high and ramp == "below"):
                 allowed = f"{ramp} rotary_scaling_high = {high:g}"
                 yield InputError("architecture.rotary_scaling_low", got=f"{low:g}", allowed=allowed, where=where)

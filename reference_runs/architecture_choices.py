@@ -73,11 +73,12 @@ class Mask(enum.StrEnum):
 
 class RotaryScaling(enum.StrEnum):
     """How rotary positions of long wavelength are slowed down: by bands of wavelength (Llama 3.1), or by a ramp over
-    the pairs of dimensions (YaRN).
+    the pairs of dimensions (YaRN), whose ends are whole pairs but where they are not rounded (gpt-oss).
     """
 
     BANDS = "bands"
     YARN = "yarn"
+    YARN_UNROUNDED = "yarn-unrounded"
 
 
 class QueryKeyNorm(enum.StrEnum):

@@ -35,6 +35,11 @@ class IncompleteRecipe(Recipe, frozen=True, kw_only=True):
         """Dtype of the optimizer's moments; of Adam's where the file names no optimizer."""
         return self.moments if "optimizer" in self.missing else super().kept_moments
 
+    @property
+    def orthogonalises(self) -> bool:
+        """As of Adam where the file names no optimizer."""
+        return "optimizer" not in self.missing and super().orthogonalises
+
 
 def incomplete_recipe(values: dict[str, Any], missing: tuple[str, ...], where: str) -> IncompleteRecipe:
     """The recipe with `values` that lacks the keys `missing`."""

@@ -11,7 +11,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.miniature_shape import SCALES, Scale, scaled_architecture, sequence_divisor
-from reference_runs.run import Architecture, Moments, ProductFormat, Recipe, ReferenceRun, Workload
+from reference_runs.run import Architecture, Moments, Optimizer, ProductFormat, Recipe, ReferenceRun, Workload
 
 WARMUP_FRACTION = 0.1
 LAYOUT_RULE = (
@@ -198,6 +198,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
         init_std=recipe.init_std * math.sqrt(w),
         product_format=ProductFormat.NONE,
         moments=Moments.FP32,
+        optimizer=Optimizer.ADAMW if recipe.optimizer is Optimizer.MUON else recipe.optimizer,
         initial_loss_scale=recipe.initial_loss_scale and min(recipe.initial_loss_scale, scale.most_loss_scale),
     )
     small_recipe = in_batches(small_recipe, run, scale_name, small_layout, steps=steps)
@@ -253,6 +254,7 @@ def _rules(architecture: Architecture, w: int, scale: Scale) -> dict[str, str]:
         "recipe.batch_rampup_samples": f"one batch of the first size: the second step has the whole batch{ramp_up}",
         "recipe.product_format": "none: its products are too small to gain by another",
         "recipe.moments": "fp32: others are not executed",
+        "recipe.optimizer": "adamw: muon is not executed",
         "recipe.tokens": "steps * global batch * sequence",
         "recipe.learning_rate": f"* {w}: inverse to hidden (Yang et al. 2022, arXiv 2203.03466, Adam)",
         "recipe.minimum_learning_rate": f"* {w}, as learning_rate: the recorded ratio to the peak",

@@ -153,10 +153,15 @@ class ProductFormat(enum.StrEnum):
 
 
 class Optimizer(enum.StrEnum):
-    """Update rule. "sgd" has no momentum, so that nothing but weights and gradients lives from step to step."""
+    """Update rule.
+
+    "sgd" has no momentum, so that nothing but weights and gradients lives from step to step. "muon" orthogonalises the
+    momentum of the layers' matrices, and is AdamW for embedding, head and vectors (Jordan et al. 2024).
+    """
 
     ADAM = "adam"
     ADAMW = "adamw"
+    MUON = "muon"
     SGD = "sgd"
 
 
@@ -242,6 +247,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def kept_moments(self) -> Moments:
         """Dtype of the moments that the optimizer keeps from step to step: none with SGD."""
         return Moments.NONE if self.optimizer is Optimizer.SGD else self.moments
+
+    @property
+    def orthogonalises(self) -> bool:
+        """Whether updates of the layers' matrices are orthogonalised: Muon."""
+        return self.optimizer is Optimizer.MUON
 
     def check(self, where: str) -> None:
         """Refuse a mix of samples without blank infilling, and blank infilling without the whole mix.

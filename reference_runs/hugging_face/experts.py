@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen 2 and 3, DeepSeek 2 and 3 with their latent attention."""
+"""Mixtures of experts: Mixtral, gpt-oss, Qwen 2 and 3, GLM 4.5, DeepSeek 2 and 3 with their latent attention."""
 
 from __future__ import annotations
 
@@ -28,6 +28,37 @@ def mixtral(c: Configuration) -> None:
     c.put("experts_per_token", c.count("num_experts_per_tok", default=2))
     c.put("gate", c.model("softmax-of-chosen", "the chosen experts' weights are divided by their sum"))
     _auxiliary_loss(c, "router_aux_loss_coef", default=0.001)
+
+
+def gpt_oss(c: Configuration) -> None:
+    """gpt-oss: a window of every other layer, sinks, and biases of experts; its own SwiGLU counts as SwiGLU."""
+    llama_like(c, sequence=131072, epsilon=1e-5, base=150000.0, head_dim=64)
+    attention = c.flag("attention_bias", default=True)
+    biases(c, attention=attention, projection=attention)
+    _alternate_window(c, every=2)
+    c.put("attention_sinks", c.model(True, "sinks"))
+    c.put("experts", c.count("num_local_experts", default=128))
+    c.put("experts_per_token", c.count("num_experts_per_tok", "experts_per_token", default=4))
+    c.put("expert_bias", c.model(True, "router.bias, gate_up_proj_bias, down_proj_bias"))
+    c.put("gate", c.model("softmax-of-chosen", "softmax over the chosen scores"))
+    _auxiliary_loss(c, "router_aux_loss_coef", default=0.9)
+    c.notes.append("SwiGLU's clamps, its factor 1.702 and the 1 that is added to its other half are left out")
+    _without_use(c, "experts_per_token", "swiglu_limit", "initial_context_length")
+
+
+def _alternate_window(c: Configuration, *, every: int) -> None:
+    """A window of all layers but every so many, as `layer_types` says, or else as the family's default.
+
+    Raises:
+        InputError: another order of layers.
+    """
+    layers, kinds = c.known("layers"), c.raw("layer_types")
+    usual = ["full_attention" if (layer + 1) % every == 0 else "sliding_attention" for layer in range(layers)]
+    if kinds is not None and kinds != usual:
+        raise c.refusal("layer_types", allowed=f"sliding_attention, and full_attention in every layer {every}")
+    c.put("sliding_window", c.count("sliding_window", default=128))
+    source = "config layer_types" if kinds is not None else "transformers default: the configuration has no layer_types"
+    c.put("full_every", Sourced(kind=Kind.STATED, source=source, value=every))
 
 
 def qwen3_moe(c: Configuration) -> None:
@@ -78,7 +109,7 @@ def deepseek_v2(c: Configuration) -> None:
     _latent(c, sequence=2048)
     c.only("scoring_func", "softmax", default="softmax")
     c.only("topk_method", "greedy", "group_limited_greedy", default="greedy")
-    _latent_experts(c, shared=2, routed=64, width=1407, dense=0)
+    _late_experts(c, shared=2, routed=64, width=1407, dense=0)
     c.put("gate", _softmax(c.flag("norm_topk_prob", default=False)))
     if c.raw("topk_method") == "group_limited_greedy":
         c.put("expert_groups", c.count("n_group"))
@@ -92,13 +123,31 @@ def deepseek_v3(c: Configuration) -> None:
     _latent(c, sequence=4096)
     c.only("scoring_func", "sigmoid", default="sigmoid")
     c.only("topk_method", "noaux_tc", default="noaux_tc")
+    _late_experts(c, shared=1, routed=256, width=2048, dense=3, chosen=8, scale=2.5)
+    _sigmoid_gates(c, groups=8, of_token=4)
+    _without_use(c, "aux_loss_alpha", "seq_aux", "output_router_logits")
+
+
+def glm4_moe(c: Configuration) -> None:
+    """GLM 4.5: DeepSeek-V3's experts after Llama's attention, whose heads are rotated in part."""
+    llama_like(c, sequence=131072, epsilon=1e-5, share=0.5)
+    biases(c, attention=c.flag("attention_bias", default=False))
+    if c.flag("use_qk_norm", default=False).value:
+        c.put("query_key_norm", Sourced(kind=Kind.STATED, source="config use_qk_norm", value="head"))
+    _late_experts(c, shared=1, routed=128, width=1408, dense=1, chosen=8)
+    _sigmoid_gates(c, groups=1, of_token=1)
+    _without_prediction_modules(c)
+
+
+def _sigmoid_gates(c: Configuration, *, groups: int, of_token: int) -> None:
+    """Sigmoid gates, balanced by biases, within the best groups of experts where there are several."""
     c.only("norm_topk_prob", True, default=True)
-    _latent_experts(c, shared=1, routed=256, width=2048, dense=3, chosen=8, scale=2.5)
     c.put("gate", c.model("sigmoid"))
     c.put("balancing", c.model("bias", "e_score_correction_bias"))
-    c.put("expert_groups", c.count("n_group", default=8))
-    c.put("groups_per_token", c.count("topk_group", default=4))
-    _without_use(c, "aux_loss_alpha", "seq_aux", "output_router_logits")
+    number, used = c.count("n_group", default=groups), c.count("topk_group", default=of_token)
+    if number.value != 1:
+        c.put("expert_groups", number)
+        c.put("groups_per_token", used)
 
 
 def _without_use(c: Configuration, *keys: str) -> None:
@@ -151,12 +200,17 @@ def _latent(c: Configuration, *, sequence: int) -> None:
     tied(c, default=False)
     training(c)
     c.only("moe_layer_freq", 1, default=1)
+    _without_prediction_modules(c)
+
+
+def _without_prediction_modules(c: Configuration) -> None:
+    """A note on modules of multi-token prediction, where there are any."""
     for key in ("num_nextn_predict_layers", "num_mtp_layers"):
         if modules := c.raw(key):
             c.notes.append(f"{key} = {modules}: the modules of multi-token prediction are left out")
 
 
-def _latent_experts(
+def _late_experts(
     c: Configuration, *, shared: int, routed: int, width: int, dense: int, chosen: int | None = None, scale: float = 1.0
 ) -> None:
     """Routed and shared experts after the first dense layers; by default so many."""

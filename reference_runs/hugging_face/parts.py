@@ -136,13 +136,19 @@ def switched_window(c: Configuration) -> None:
 
 
 def llama_like(
-    c: Configuration, *, sequence: int, epsilon: float = 1e-6, base: float = 10000.0, head_dim: int | None = None
+    c: Configuration,
+    *,
+    sequence: int,
+    epsilon: float = 1e-6,
+    base: float = 10000.0,
+    share: float = 1.0,
+    head_dim: int | None = None,
 ) -> None:
-    """Pre-RMSNorm, SwiGLU, rotary positions of whole heads, grouped queries; biases are the caller's."""
+    """Pre-RMSNorm, SwiGLU, rotary positions of a share of each head, grouped queries; biases are the caller's."""
     shape(c)
     attention_heads(c, head_dim=head_dim)
     c.training_sequence("max_position_embeddings", default=sequence)
-    rotary(c, base=base)
+    rotary(c, base=base, share=share)
     pre_norm_block(c, "pre-rms-norm", c.number("rms_norm_eps", default=epsilon))
     activation(c, "hidden_act", default="silu", gated=True)
     tied(c, default=False)

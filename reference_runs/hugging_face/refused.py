@@ -13,7 +13,6 @@ _STATES = "linear attention or state-space layers"
 # Parts of models by the model types that have them; those that a key of the configuration names are in `_part`.
 _PARTS = {
     "soft caps of logits and scores, or norms on both sides of each part": ("gemma2", "gemma3_text", "vaultgemma"),
-    "attention sinks, windows on alternate layers, and biases of experts": ("gpt_oss",),
     "windows or positions on some layers alone": ("cohere2", "smollm3", "llama4_text", "ministral3", "exaone4"),
     "factors on embeddings, residuals and logits": ("granite", "granitemoe", "cohere", "minicpm", "minicpm3"),
     _STATES: (
@@ -22,7 +21,6 @@ _PARTS = {
     ),
     "sparse attention": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "doge"),
     "queries and keys that are normed whole, beside experts": ("olmoe",),
-    "partly rotated heads beside experts": ("glm4_moe",),
     "norms on both sides of each part": ("glm4",),
 }
 _OF_PICTURES = ("vision_config", "visual", "image_token_id", "image_token_index", "mm_vision_tower", "vision_tower")

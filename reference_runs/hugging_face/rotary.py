@@ -110,14 +110,13 @@ def _yarn(parameters: _Parameters, *, scales_scores: bool) -> None:
 
     With m(x) = 0.1 x ln(factor) + 1, queries and keys are multiplied by attention_factor, or m(mscale) over
     m(mscale_all_dim) where both are given, or m(1); scores of DeepSeek's by m(mscale_all_dim)^2 besides.
-
-    Raises:
-        InputError: a ramp without rounded ends.
     """
     c, key, given = parameters
-    if given.get("truncate", True) is not True:
-        raise InputError(f"{key}.truncate", got=json.dumps(given["truncate"]), allowed="true", where=c.where)
-    c.put("rotary_scaling", Sourced(kind=Kind.STATED, source=f"config {key}", value="yarn"))
+    truncate = given.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise InputError(f"{key}.truncate", got=json.dumps(truncate), allowed="true, false", where=c.where)
+    kind, name = ("yarn", "rope_type") if truncate else ("yarn-unrounded", "truncate")
+    c.put("rotary_scaling", Sourced(kind=Kind.STATED, source=f"config {key}.{name}", value=kind))
     for field, name, usual in (("low", "beta_slow", 1.0), ("high", "beta_fast", 32.0)):
         default = Sourced(kind=Kind.STATED, source=f"transformers default: {key} has no {name}", value=usual)
         c.put(f"rotary_scaling_{field}", parameters.number(name) or default)

@@ -14,7 +14,7 @@ from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, layout_text, parse_layout
 from reference_runs.named_runs import meant_run
 from reference_runs.placement import coordinates, head_stage, stage_chunk_layers
-from reference_runs.run import Architecture, Moments, ProductFormat, ReferenceRun, Workload
+from reference_runs.run import Architecture, Moments, Optimizer, ProductFormat, ReferenceRun, Workload
 from suite.job.corpus import Corpus
 from suite.job.options import KernelChoice
 from suite.job.slice import SUFFIX, Slice, SliceStage
@@ -249,6 +249,8 @@ def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
         product_format=products,
         moments=Moments.FP32,
     )
+    if recipe.orthogonalises:
+        recipe = msgspec.structs.replace(recipe, optimizer=Optimizer.ADAMW)
     return Workload(architecture, recipe, local)
 
 
@@ -274,6 +276,7 @@ def _changes(
             f"products in {recipe.precision.value}, recorded {run.recipe.product_format.value}",
         ),
         (run.recipe.moments is not recipe.moments, f"moments in fp32, recorded {run.recipe.moments.value}"),
+        (run.recipe.orthogonalises, "AdamW in place of Muon, which is not executed"),
         (layout.zero_stage >= 2, "weights are whole, not gathered for each pass"),
         (
             optimizer_shards(layout) > optimizer_shards(local),

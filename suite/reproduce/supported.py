@@ -31,7 +31,7 @@ from suite.job.training_job import WARM_UP_STEPS
 from suite.machine.gpu import Gpu
 from suite.predict.analytic.pipeline_schedule import halves_backward, least_micro_batches
 from suite.predict.analytic.product_formats import products_in_format
-from suite.predict.simulation.supported_layouts import layout_limits
+from suite.predict.simulation.supported_layouts import layout_limits, unexecuted_parts
 
 FP8_CAPABILITY, FP8_MULTIPLE = (8, 9), 16  # torch._scaled_mm on CUDA: aten/src/ATen/native/cuda/ScaledBlas.cpp
 
@@ -87,6 +87,7 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
             f"{a.position.value} with {a.mask.value}",
             "rotary, alibi",
         ),
+        *(_Limit(True, part, "architecture", "none") for part in unexecuted_parts(a)),
         _Limit(unknown_block, f"{a.norm.value} in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )
@@ -103,7 +104,12 @@ def _of_the_products(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
     return (
         _Limit(pure, "training without fp32 moments", recipe.precision.value, others),
         _Limit(recipe.moments is not Moments.FP32, "moments of the optimizer in that dtype", moments, "fp32"),
-        _Limit(recipe.optimizer is Optimizer.SGD, "training with SGD", "sgd recipe.optimizer", "adam, adamw"),
+        _Limit(
+            recipe.optimizer not in (Optimizer.ADAM, Optimizer.ADAMW),
+            "that optimizer",
+            f"{recipe.optimizer.value} recipe.optimizer",
+            "adam, adamw",
+        ),
         _Limit(product_format not in executed, "products in that format", got, ", ".join(executed)),
         _Limit(with_experts, "experts with products in a format of their own", got, ProductFormat.NONE.value),
     )

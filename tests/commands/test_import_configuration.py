@@ -16,7 +16,7 @@ from suite.__main__ import main
 from suite.predict.analytic.parameters import parameter_count
 from suite.reproduce.plan import plan
 from suite.reproduce.request import Request
-from tests.support.configurations import KIMI_K2, PUBLISHED, written
+from tests.support.configurations import GPT_OSS, KIMI_K2, PUBLISHED, written
 
 LLAMA, PARAMETERS = PUBLISHED["llama3.1-8b"]
 CONFIGURATION = LLAMA | {
@@ -125,7 +125,10 @@ def test_options_that_a_borrowed_recipe_excludes_leave_no_file(tmp_path, configu
 
 
 DENSE = ("llama3.1-8b", "llama3.1-70b", "tinyllama", "mistral-7b", "qwen3-8b", "phi-4", "gemma-7b", "gpt2-xl")
-MODELS = {name: PUBLISHED[name][0] for name in (*DENSE, "qwen3-30b-a3b", "mixtral-8x7b")} | {"kimi-k2": KIMI_K2}
+MODELS = {name: PUBLISHED[name][0] for name in (*DENSE, "qwen3-30b-a3b", "mixtral-8x7b")} | {
+    "kimi-k2": KIMI_K2,
+    "gpt-oss": GPT_OSS,
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -180,7 +183,6 @@ UNDESCRIBED = {
     "unheard_of": ({"layer_types": ["linear_attention", "full_attention"]}, "linear attention in 1 of 2 layers"),
     "gemma2": ({}, "soft caps of logits and scores"),
     "granite": ({}, "factors on embeddings, residuals and logits"),
-    "gpt_oss": ({}, "attention sinks"),
 }
 
 

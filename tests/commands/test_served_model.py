@@ -84,13 +84,13 @@ def test_what_does_not_go_together_is_one_line(not_refused):
 
 @pytest.mark.ranks
 def test_a_model_that_no_formula_describes_is_traced(said, refused, tmp_path):
-    values = {"model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4}
+    values = {"model_type": "gemma2", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4}
     values |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000}
-    values |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128}
+    values |= {"sliding_window": 128}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     lines = said("fit", str(path), "--serve", "--context", "1024", "--gpus", "4").splitlines()
-    assert lines[0].startswith("traced: GptOssForCausalLM of transformers ")
+    assert lines[0].startswith("traced: Gemma2ForCausalLM of transformers ")
     assert lines[1].startswith("no formula: ")
     assert lines[2].startswith("fits: ")
     (cache,) = (line for line in lines if line.startswith("cache: "))

@@ -140,7 +140,7 @@ def test_a_type_by_another_name_is_traced_as_the_one_that_transformers_has(answe
 
 def test_a_configuration_that_no_formula_describes_needs_transformers(refused, tmp_path, monkeypatch):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "gpt_oss"}))
+    path.write_text(json.dumps({"model_type": "mamba2"}))
     monkeypatch.setitem(PACKAGES, "transformers", PACKAGES["transformers"]._replace(module="no_such_module"))
     line = refused("predict", str(path))
     assert "lacks transformers" in line

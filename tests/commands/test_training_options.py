@@ -64,7 +64,7 @@ def test_sgd_keeps_no_moments_and_is_predicted_and_not_executed(tmp_path, answer
     text = text.replace('optimizer = { value = "adamw"', 'optimizer = { value = "sgd"')
     path.write_text(text.replace('miniature = "bloom-mini"', ""), encoding="utf-8")
     (line,) = reasons(str(path), "--mini")
-    assert "does not execute training with SGD; got sgd recipe.optimizer, allowed: adam, adamw" in line
+    assert "does not execute that optimizer; got sgd recipe.optimizer, allowed: adam, adamw" in line
 
 
 def test_a_model_of_one_and_a_half_billion_fits_into_24_gb_in_pure_bf16(tmp_path, answered):

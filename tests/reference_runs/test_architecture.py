@@ -30,6 +30,8 @@ def changed(base: Architecture, **fields: object) -> Architecture:
         (BLOOM, {"norm_bias": True, "norm": Norm.PRE_RMS_NORM}, "norm_bias needs a LayerNorm, not pre-rms-norm"),
         (BLOOM, {"norm_bias": True, "norm_gain": False}, "architecture.norm_bias needs norm_gain"),
         (BLOOM, {"sliding_window": 64, "mask": Mask.PREFIX}, "architecture.sliding_window needs mask causal; got 64"),
+        (BLOOM, {"full_every": 2}, "architecture.full_every needs sliding_window; got 2"),
+        (BLOOM, {"expert_bias": True}, "architecture.expert_bias; got true, allowed: with routed experts alone"),
         (BLOOM, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none, with rotary positions"),
         (NEOX, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none"),
         (
@@ -82,3 +84,8 @@ def test_a_norm_of_whole_projections_is_not_split() -> None:
     assert mistakes[0] == []
     assert len(mistakes[1]) == 1
     assert "query_key_norm" in mistakes[1][0]
+
+
+@pytest.mark.parametrize(("window", "every", "full"), [(None, None, 70), (64, None, 0), (64, 2, 35), (64, 4, 17)])
+def test_every_so_many_layers_one_is_without_the_window(window: int | None, every: int | None, full: int) -> None:
+    assert changed(BLOOM.architecture, sliding_window=window, full_every=every).full_layers == full

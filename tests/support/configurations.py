@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reference_runs.architecture import Activation, Architecture, Gate, Residual, RotaryScaling
+from reference_runs.architecture import Activation, Architecture, Gate, QueryKeyNorm, Residual, RotaryScaling
 
 Values = dict[str, Any]
 
@@ -61,6 +61,23 @@ V3 |= {
     "max_position_embeddings": 163840,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
+
+GLM = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}
+GLM |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+GLM |= {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True, "use_qk_norm": False}
+GLM |= {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1000000, "num_nextn_predict_layers": 1}
+GLM_AIR = _llama("glm4_moe", 46, 4096, 96, 151552, kv=8, ffn=10944, **GLM)
+
+OSS = {
+    "head_dim": 64,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+}
+OSS |= {"layer_types": ["sliding_attention", "full_attention"] * 18, "rope_theta": 150000, "rms_norm_eps": 1e-5}
+OSS |= {"router_aux_loss_coef": 0.9, "swiglu_limit": 7.0, "initial_context_length": 4096, "experts_per_token": 4}
+GPT_OSS = _llama("gpt_oss", 36, 2880, 64, 201088, kv=8, ffn=2880, max_position_embeddings=131072, **OSS)
 
 KIMI_YARN = {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 KIMI = {"max_position_embeddings": 131072, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1}
@@ -116,6 +133,8 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "deepseek-v2-lite": (_llama("deepseek_v2", 27, 2048, 16, 102400, ffn=10944, **V2, **V2_LITE), 15_706_484_224),
     "deepseek-v2": (_llama("deepseek_v2", 60, 5120, 128, 102400, ffn=12288, **V2, **V2_WHOLE), 235_741_434_880),
     "deepseek-v3": (_llama("deepseek_v3", 61, 7168, 128, 129280, ffn=18432, **V3), 671_026_419_200),
+    "glm-4.5-air": (GLM_AIR, 106_852_245_504 + 45 * 128),  # and the routers' biases, which are buffers there
+    "gpt-oss-120b": (GPT_OSS, 116_829_156_672),
     "gpt2-xl": (
         {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
         1_557_611_200,
@@ -189,11 +208,12 @@ def _of_llama(a: Architecture) -> Values:
         }
         if _is_yarn(a):
             values["rope_scaling"]["attention_factor"] = a.rotary_scaling_amplitude or 1.0
+            values["rope_scaling"]["truncate"] = a.rotary_scaling is RotaryScaling.YARN
     return values
 
 
 def _is_yarn(a: Architecture) -> bool:
-    return a.rotary_scaling is RotaryScaling.YARN
+    return a.rotary_scaling is not RotaryScaling.BANDS
 
 
 def _qwen3(a: Architecture) -> Values:
@@ -227,6 +247,19 @@ def _mixtral(a: Architecture) -> Values:
     }
 
 
+def _gpt_oss(a: Architecture) -> Values:
+    kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(a.layers)]
+    of_llama = {key: value for key, value in _of_llama(a).items() if key != "mlp_bias"}
+    return of_llama | {
+        "num_local_experts": a.experts,
+        "num_experts_per_tok": a.experts_per_token,
+        "intermediate_size": a.expert_width,
+        "router_aux_loss_coef": a.auxiliary_loss_weight or 0.0,
+        "sliding_window": a.sliding_window,
+        "layer_types": kinds,
+    }
+
+
 def _qwen3_moe(a: Architecture) -> Values:
     return _qwen3(a) | {
         "num_experts": a.experts,
@@ -252,9 +285,18 @@ def _deepseek_v3(a: Architecture) -> Values:
         "moe_intermediate_size": a.expert_ffn_hidden,
         "first_k_dense_replace": a.dense_layers,
         "routed_scaling_factor": a.gate_scale or 1.0,
-        "n_group": a.expert_groups,
-        "topk_group": a.groups_per_token,
+        "n_group": a.expert_groups or 1,
+        "topk_group": a.groups_per_token or 1,
     }
+
+
+def _glm4_moe(a: Architecture) -> Values:
+    of_llama = {key: value for key, value in _of_llama(a).items() if key != "mlp_bias"}
+    of_experts = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size", "n_group")
+    of_experts += ("topk_group", "first_k_dense_replace", "routed_scaling_factor")
+    routed = {key: value for key, value in _deepseek_v3(a).items() if key in of_experts}
+    normed = {"use_qk_norm": a.query_key_norm is QueryKeyNorm.HEAD}
+    return of_llama | routed | normed | {"partial_rotary_factor": (a.rotary_dim or 0) / a.head_dim}
 
 
 OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
@@ -268,6 +310,9 @@ OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
     "nemotron": _nemotron,
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
+    "kimi_k2": _deepseek_v3,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
 }
 
 

@@ -50,7 +50,7 @@ def _scaled(a: Architecture, angle: float) -> float:
     assert a.rotary_scaling_sequence
     assert a.rotary_scaling_low
     assert a.rotary_scaling_high
-    if a.rotary_scaling is RotaryScaling.YARN:
+    if a.rotary_scaling is not RotaryScaling.BANDS:
         return _on_a_ramp(a, angle)
     wavelength = 2 * math.pi / angle
     if wavelength < a.rotary_scaling_sequence / a.rotary_scaling_high:
@@ -76,7 +76,9 @@ def _on_a_ramp(a: Architecture, angle: float) -> float:
         (dims * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(base))
         for rotations in (a.rotary_scaling_high, a.rotary_scaling_low)
     )
-    low, high = max(math.floor(low), 0), min(math.ceil(high), dims - 1)
+    if a.rotary_scaling is RotaryScaling.YARN:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
     pair = round(-math.log(angle) / math.log(base) * dims / 2)
     extrapolated = 1 - np.clip((pair - low) / (high - low), 0, 1)
     return float(angle / a.rotary_scaling_factor * (1 - extrapolated) + angle * extrapolated)

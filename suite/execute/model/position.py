@@ -127,23 +127,25 @@ def scaled_turns(architecture: Architecture) -> list[float]:
     assert a.rotary_scaling_low is not None
     assert a.rotary_scaling_high is not None
     assert a.rotary_scaling_sequence is not None
-    yarn = a.rotary_scaling is RotaryScaling.YARN
+    bands = a.rotary_scaling is RotaryScaling.BANDS
     # the pair of one turn in S positions, and how many pairs later one turns e times less
     of_one, later = (
         a.rotary_dim * math.log(x) / (2 * math.log(a.rotary_base))
         for x in (a.rotary_scaling_sequence / (2 * math.pi), math.e)
     )
-    first = max(0, math.floor(of_one - later * math.log(a.rotary_scaling_high)))
-    last: float = min(a.rotary_dim - 1, math.ceil(of_one - later * math.log(a.rotary_scaling_low)))
+    first, last = (of_one - later * math.log(turns) for turns in (a.rotary_scaling_high, a.rotary_scaling_low))
+    if a.rotary_scaling is RotaryScaling.YARN:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(0, first), min(a.rotary_dim - 1, last)
     last = first + 0.001 if last == first else last
     turns = []
     for pair in range(a.rotary_dim // 2):
         turn = a.rotary_base ** (-2 * pair / a.rotary_dim)
         rotations = a.rotary_scaling_sequence * turn / (2 * math.pi)
-        if yarn:
-            share = (last - pair) / (last - first)
-        else:
+        if bands:
             share = (rotations - a.rotary_scaling_low) / (a.rotary_scaling_high - a.rotary_scaling_low)
+        else:
+            share = (last - pair) / (last - first)
         share = min(1.0, max(0.0, share))
         turns.append((1 - share) * turn / a.rotary_scaling_factor + share * turn)
     return turns

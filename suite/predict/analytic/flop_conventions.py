@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 from reference_runs.run import Architecture, FlopConvention
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, model_flop
@@ -70,20 +71,28 @@ def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool)
 def attended_share(architecture: Architecture) -> Fraction:
     """Share of the attention square that a causal mask leaves: w / s - w^2 / 2 s^2 with a window of w positions.
 
-    1/2 without a window, w = s. Counted as areas: the diagonal, s of the s^2 pairs, counts half. With documents of m
-    tokens on average, where each token may be its document's last with equal chance, the expected share:
+    1/2 without a window, w = s. Where some layers alone have one, the mean over the layers of `attended_shares`.
+    Counted as areas: the diagonal, s of the s^2 pairs, counts half. With documents of m tokens on average, where each
+    token may be its document's last with equal chance, the expected share:
         (m (s - (m - 1) (1 - (1 - 1 / m)^s)) - s / 2) / s^2
     as the token at place i sees m (1 - (1 - 1 / m)^i) tokens, itself included.
 
     Source: Dao 2023, arXiv 2307.08691, section 4.1 (FlashAttention-2 halves attention flop for a causal mask).
     """
+    return sum((part * share for part, share in attended_shares(architecture)), Fraction(0))
+
+
+@lru_cache(maxsize=256)
+def attended_shares(architecture: Architecture) -> tuple[tuple[Fraction, Fraction], ...]:
+    """Part of the layers, and `attended_share` of each of them: first those without a window, where there are both."""
     if architecture.mean_document is not None:
         s, m = architecture.sequence, architecture.mean_document
         others = 0.0 if m == 1 else (m - 1) * -math.expm1(s * math.log1p(-1 / m))
-        return (Fraction(m * (s - others)) - Fraction(s, 2)) / s**2
-    window = Fraction(min(architecture.sliding_window or architecture.sequence, architecture.sequence))
-    part = window / architecture.sequence
-    return part - part * part / 2
+        return ((Fraction(1), (Fraction(m * (s - others)) - Fraction(s, 2)) / s**2),)
+    full = Fraction(architecture.full_layers, architecture.layers)
+    part = Fraction(min(architecture.sliding_window or 0, architecture.sequence), architecture.sequence)
+    shares = [(full, Fraction(1, 2)), (1 - full, part - part * part / 2)]
+    return tuple((layers, share) for layers, share in shares if layers)
 
 
 def causal_half_flop(architecture: Architecture, *, samples: int) -> int:

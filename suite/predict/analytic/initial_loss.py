@@ -129,6 +129,19 @@ def _concentrations(
     return mean_first, mean_last
 
 
+def _seen_positions(architecture: Architecture, positions: float) -> list[tuple[float, float]]:
+    """Part of the layers, and how many positions a token attends to there that has `positions`, its own included.
+
+    Of packed documents on average. A sink, whose score is near the others' at first, is left out.
+    """
+    if (mean := architecture.mean_document) is not None and mean > 1:
+        return [(1.0, mean * -math.expm1(positions * math.log1p(-1 / mean)))]
+    if architecture.sliding_window is None:
+        return [(1.0, positions)]
+    full = architecture.full_layers / architecture.layers
+    return [(full, positions), (1 - full, min(positions, architecture.sliding_window))]
+
+
 def _sampled_layers(layers: int) -> list[tuple[int, float]]:
     """Few blocks of consecutive layers: the layers in each, and how many of them precede its middle.
 
@@ -277,16 +290,16 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     after = 0.0
     loss = 0.0
     for positions, share in _sampled_positions(architecture.sequence):
-        seen = min(positions, architecture.sliding_window or positions)
-        if (mean := architecture.mean_document) is not None and mean > 1:
-            seen = mean * -math.expm1(positions * math.log1p(-1 / mean))  # on average
-        first, last = _concentrations(slopes, seen, of_first.scores, of_last.scores)
+        first = last = 0.0
+        for part, seen in _seen_positions(architecture, positions):
+            of_part = _concentrations(slopes, seen, of_first.scores, of_last.scores)
+            first, last = first + part * of_part[0], last + part * of_part[1]
         attention = _line(at_first * first, at_zero * last, taken)
         variance = _variance_after_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)
         cosine_squared = token_share * (1 - recipe.embedding_dropout) * embedding / variance
         if architecture.top_query_layer:
             score = 1.0 if normed else most * most * s * s
-            concentration, _ = _concentrations([], seen, score, score)
+            concentration, _ = _concentrations([], _seen_positions(architecture, positions)[-1][1], score, score)
             top = (to_attention * concentration, 0.0)
             after = _variance_after_layers([(1, 0.0)], 1.0, epsilon, top, feed_forward, sequential) - 1
         loss += share * _cross_entropy(architecture, s, variance, cosine_squared, after)

@@ -10,8 +10,9 @@ from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.flop import selective_op_share
-from suite.predict.analytic.flop_conventions import attended_share
+from suite.predict.analytic.flop_conventions import attended_share, attended_shares
 from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.machine import Machine
@@ -91,16 +92,27 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     backward    2.5 times the flop, twice the bytes
 
     With T = b s / c tokens on c context-parallel ranks, u = 1/2 under a causal mask (the other half is skipped), less
-    with a sliding window (see `attended_share`), and 1 otherwise; k / t is at least 1. The bytes are queries and
-    output, and the keys and values of the whole sequence. The backward pass has five products for the forward pass's
-    two, as it computes the scores again.
+    with a sliding window (see `attended_share`), and 1 otherwise; k / t is at least 1. Where some layers alone have a
+    window, the seconds are the mean over all layers. The bytes are queries and output, and the keys and values of the
+    whole sequence. The backward pass has five products for the forward pass's two, as it computes the scores again.
 
     Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
     """
     flop, least_bytes = attention_work(workload)
     moved = least_bytes / machine.achievable_memory_bytes_per_second
-    arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
-    return larger(arithmetic, moved), larger(FUSED_BACKWARD * arithmetic, 2 * moved)
+    mean = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
+    forward, backward = 0.0, 0.0
+    for layers, share in _of_mean_attention(workload):
+        arithmetic = share * mean
+        forward = forward + layers * larger(arithmetic, moved)
+        backward = backward + layers * larger(FUSED_BACKWARD * arithmetic, 2 * moved)
+    return forward, backward
+
+
+def _of_mean_attention(workload: Workload) -> list[tuple[float, float]]:
+    """Part of the layers, and their attention's flop over the mean of all; several with windows of some layers."""
+    shares, mean = attended_shares(workload.architecture), attended_share(workload.architecture)
+    return [(1.0, 1.0)] if len(shares) == 1 else [(float(part), float(share / mean)) for part, share in shares]
 
 
 def attention_work(workload: Workload) -> AttentionWork:
@@ -302,16 +314,18 @@ def _operator_bytes(workload: Workload, stack: Stack) -> tuple[_OperatorBytes, _
 
     With T tokens, t tensor-parallel ranks, w bytes an element, those of `layer_operator_bytes`, but
         fused dropout       1 / (2 w + 1) of dropout's forward: the mask; the rest is read and written anyway
-        separate bias       2 w T g f / t more: the expansion's bias in a kernel of its own, g = 2 where it is gated
+        separate bias       2 w T g f / t more: the expansion's bias in a kernel of its own, g = 2 where it is gated;
+                            of k experts of width x a token 2 w T k g x / t
         separate rotation   5 times rotary's, and 2 w T (a + k) d / t more: whole heads are put together again
     """
     architecture, recipe, layout = workload
     w, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = micro_batch_tokens(workload)
     operators: dict[str, float] = {**layer_operator_bytes(workload)}
-    if not stack.fused_bias and architecture.bias.feed_forward:
-        width = (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
-        operators["bias"] = operators["bias"] + 2 * w * tokens * width / t
+    if not stack.fused_bias and (architecture.bias.feed_forward or architecture.expert_bias):
+        sent = dispatched_tokens(architecture, tokens=tokens) * architecture.expert_width
+        elements = sent if architecture.expert_bias else tokens * architecture.ffn_hidden
+        operators["bias"] = operators["bias"] + 2 * w * (2 if architecture.activation.gated else 1) * elements / t
     if not stack.fused_rotary and "rotary" in operators:
         columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t)
         operators["rotary"] = UNFUSED_ROTARY * operators["rotary"] + 2 * w * tokens * columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.run import Moments, Precision, Recipe
+from reference_runs.run import Moments, Precision, Recipe, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import RankParameters
 
@@ -49,6 +49,23 @@ WEIGHT_ELEMENT_BYTES = {precision: int(each.weights) for precision, each in BYTE
 def moment_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
     """Bytes of both moments of a parameter: 8; 4 in bf16, which bf16-pure has in place of fp32; 0 without any."""
     return min(MOMENT_BYTES[moments], BYTES_PER_PARAMETER[precision].moments)
+
+
+def kept_moment_bytes(workload: Workload, *, stage: int, parameters: float) -> float:
+    """Bytes that the optimizer keeps of a rank's parameter, on average over its `parameters`: moments or momentum.
+
+    m, both moments of Adam's. With Muon m (1 - M / 2 N): one momentum of the M elements in the layers' matrices, both
+    moments of the other N - M. Shards of a rank's N elements are taken to have as large a part of each.
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io; Liu
+    et al. 2025, arXiv 2502.16982, section 2.3.
+    """
+    recipe = workload.recipe
+    both = moment_bytes(recipe.precision, recipe.kept_moments)
+    if not recipe.orthogonalises:
+        return both
+    from suite.predict.analytic.muon import momentum_elements  # other predictions start without it
+
+    return both * (1 - momentum_elements(workload, stage=stage) / (2 * parameters))
 
 
 def state_bytes(

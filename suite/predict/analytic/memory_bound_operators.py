@@ -48,7 +48,8 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         residual add         2 * 3 w T h / r         two inputs and the sum; parallel branches: 4 w T h / r in all
         dropout              2 (2 w + 1) T h / r     and a mask, where hidden_dropout > 0
         activation           2 w T f / t             3 w T f / t where it is gated: two inputs
-        bias                 w ((a + 2 k) d + g f) / t + 2 w h   read by the product that adds it, where it has one
+        bias                 w ((a + 2 k) d + g f) / t + 2 w h   read by the product that adds it, where it has one;
+                             w E (g x / t + h) / n of E experts of width x on n ranks
         query, key norm      2 w T (a + k) d / t     where there are such norms
         rotary               2 w T (a + k) d' / t    d' rotated dimensions of each query and key head
         compression norm     2 w T (q + c) / r       latent attention's, of ranks q and c; its keys share one rotation
@@ -78,9 +79,12 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         bytes_by_operator["compression norm"] = 2 * w * compressed
     if recipe.hidden_dropout > 0:
         bytes_by_operator["dropout"] = 2 * (2 * w + MASK_BYTES) * residual
-    if bias.attention or bias.projection or bias.feed_forward:
+    if bias.attention or bias.projection or bias.feed_forward or architecture.expert_bias:
         inside = bias.attention * (queries + 2 * keys) + bias.feed_forward * ((2 if gated else 1) * f // t)
         bytes_by_operator["bias"] = w * (inside + (bias.projection + bias.feed_forward) * h)
+    if architecture.expert_bias:
+        own, width = (architecture.experts or 0) // layout.expert_parallel, architecture.expert_width
+        bytes_by_operator["bias"] += w * own * ((2 if gated else 1) * width // t + h)
     if architecture.query_key_norm is not QueryKeyNorm.NONE:
         bytes_by_operator["query, key norm"] = 2 * w * tokens * (queries + keys)
     if architecture.position is Position.ROTARY:
@@ -152,14 +156,14 @@ def loss_bytes(workload: Workload) -> int:
     return 2 * w * hidden_elements(workload) + w * logits // layout.tensor_parallel
 
 
-def update_element_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
+def update_element_bytes(precision: Precision, moments: Moments = Moments.FP32, *, kept: float | None = None) -> float:
     """Least bytes that one parameter's update moves, gradient clipping included.
 
     g + c      making the optimizer's fp32 copy of the gradient, where there is one
     2 g'       reading the gradient (or its copy) for its norm, and again for the update
     2 v        reading and writing the weight that is updated: the master weight where there is one
     w          writing the 16-bit weight next to a master weight
-    2 * 8      reading and writing both moments; 2 * 4 in bf16, 0 with SGD
+    2 * 8      reading and writing both moments; 2 * 4 in bf16, 0 with SGD, 2 * `kept` where that is given (Muon)
 
     32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights, 16 in bf16-pure.
     Source: counted here from the bytes a parameter of each precision.
@@ -168,4 +172,5 @@ def update_element_bytes(precision: Precision, moments: Moments = Moments.FP32) 
     gradient = state.gradient_copy if state.gradient_copy else state.gradients
     copied = state.gradients + state.gradient_copy if state.gradient_copy else 0
     weight = 2 * state.master_weights + state.weights if state.master_weights else 2 * state.weights
-    return copied + 2 * gradient + weight + 2 * moment_bytes(precision, moments)
+    kept = moment_bytes(precision, moments) if kept is None else kept
+    return copied + 2 * gradient + weight + 2 * kept

@@ -1,12 +1,20 @@
-"""Seconds of an optimizer whose state is in the host's memory: gradients there, the update, new weights back."""
+"""Seconds of an optimizer's update: on the accelerator, or on a host that has its state in memory."""
 
 from __future__ import annotations
 
 from reference_runs.layout import Layout, Offload
-from reference_runs.run import Precision
+from reference_runs.run import Precision, Workload
 from suite.predict.analytic.elementwise import smaller
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import (
+    BYTES_PER_PARAMETER,
+    WEIGHT_ELEMENT_BYTES,
+    expert_shards,
+    kept_moment_bytes,
+    optimizer_shards,
+)
+from suite.predict.analytic.memory_bound_operators import update_element_bytes
+from suite.predict.analytic.parameters import RankParameters
 
 # CPU-Adam on the two Xeon 8168 of a DGX-2: Ren et al. 2021, arXiv 2101.06840, table 4 (known figure, not re-read).
 # Assumed for every host: the memory of later ones has about three times the bandwidth.
@@ -39,3 +47,31 @@ def offloaded_update_seconds(
     times = micro_batches if layout.zero_stage >= 2 else 1
     moved = times * BYTES_PER_PARAMETER[precision].gradients + WEIGHT_ELEMENT_BYTES[precision]
     return updated * (moved / machine.host_bytes_per_second + UPDATE_SECONDS / UPDATED_PARAMETERS * of_node)
+
+
+def updated_parameters(rank: RankParameters, layout: Layout) -> float:
+    """Number of parameters that a rank's optimizer updates, of which its ranks have so many."""
+    of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
+    return (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
+
+
+def update_seconds(
+    workload: Workload, machine: Machine, *, stage: int, rank: RankParameters, updated: float, micro_batches: int
+) -> float:
+    """Seconds of the update of `updated` of a rank's parameters, clipping included.
+
+    u b / B      `update_element_bytes` of each at the memory's bandwidth B, moved u times (`update_passes`)
+    Muon         `orthogonalisation_seconds` besides
+    offloaded    `offloaded_update_seconds` in place of both
+    """
+    recipe, layout = workload.recipe, workload.layout
+    if layout.offload is Offload.OPTIMIZER:
+        return offloaded_update_seconds(layout, recipe.precision, machine, updated=updated, micro_batches=micro_batches)
+    kept = kept_moment_bytes(workload, stage=stage, parameters=rank.all)
+    passed = machine.update_passes * update_element_bytes(recipe.precision, kept=kept) * updated
+    seconds = passed / machine.achievable_memory_bytes_per_second
+    if recipe.orthogonalises:  # imported for its iterations alone: other predictions start without it
+        from suite.predict.analytic.muon import orthogonalisation_seconds
+
+        seconds = seconds + orthogonalisation_seconds(workload, machine, stage=stage)
+    return seconds

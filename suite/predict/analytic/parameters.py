@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers, head_stage
-from reference_runs.run import Architecture, Balancing, Position, QueryKeyNorm
-from suite.predict.analytic.process_groups import key_width
+from reference_runs.run import Architecture, Position
+from suite.predict.analytic.layer_parameters import ParameterTensor as ParameterTensor
+from suite.predict.analytic.layer_parameters import Spread as Spread
+from suite.predict.analytic.layer_parameters import known_layer_sums, layer_sums, norm_tensors, summed_elements
+from suite.predict.analytic.layer_parameters import layer_tensors as layer_tensors
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
-
-
-class Spread(enum.StrEnum):
-    """Which ranks of a stage have a tensor: each tensor-parallel one a part; each the whole; each expert-parallel one
-    its experts, of which tensor-parallel ranks have a part.
-    """
-
-    SPLIT = "split"
-    REPLICATED = "replicated"
-    EXPERTS = "experts"
-
-
-class ParameterTensor(NamedTuple):
-    """One parameter tensor on a rank: `matrix` tensors decay, vectors (biases, norms) are distinguished from them.
-
-    Args:
-        rows: its size along dim 0, on which it can be sharded.
-        learned: whether it has a gradient; the bias that balances experts is moved by their rows.
-    """
-
-    name: str
-    elements: int
-    matrix: bool
-    rows: int
-    spread: Spread = Spread.SPLIT
-    learned: bool = True
 
 
 class RankParameters(NamedTuple):
@@ -80,14 +56,16 @@ def parameter_counts(architecture: Architecture) -> dict[str, int]:
         position             (s + extra) h (learned positions), s h more for a top-query layer, 0 (ALiBi, rotary)
         embedding norm       n, where there is one
         attention            L (2 h a d + 2 h k d + a d + h + 2 k d): fused query, key, value, and projection, with
-                             biases; 2 d L more for norms of each query and key head, (a + k) d L of the projections
+                             biases; 2 d L more for norms of each query and key head, (a + k) d L of the projections;
+                             a L for attention sinks
         feed-forward         L ((g + 1) h f + g f + h), with biases
         norm                 (2 L + 1) n: two norms a layer and the last one; L + 1 where both branches share theirs
         head                 V h where it is not the embedding itself, and V where it has a bias
     With D layers before L - D with E experts of width x and y shared ones:
         feed-forward         of the D layers alone
-        router               (L - D) (h E, and E where a bias balances it)
-        experts              (L - D) (E + y) (g + 1) h x, and h where the shared ones have a gate
+        router               (L - D) (h E, and E where a bias balances it; with biases of experts E more)
+        experts              (L - D) (E + y) (g + 1) h x, and h where the shared ones have a gate; with biases of
+                             experts (L - D) E (g x + h) more
     Under latent attention, with ranks q and c, of d dimensions r rotated, and values of size w:
         attention            L (h q + q + q a d + h (c + r) + c + c a (d - r + w) + a w h); without q h a d first
 
@@ -171,7 +149,7 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     """
     t = layout.tensor_parallel
     first, last = (stage == 0) * 1, (stage == head_stage(layout)) * 1
-    of_layer, outer = (_known_layer_sums, _known_outer_sums) if t.__class__ is int else (_layer_sums, _outer_sums)
+    of_layer, outer = (known_layer_sums, _known_outer_sums) if t.__class__ is int else (layer_sums, _outer_sums)
     stored = list(zip(outer(architecture, t), (first, last, last * (1 - first)), strict=True))
     kinds = stage_layer_kinds(architecture, layout, stage=stage)
     stored += [(of_layer(kind, t, layout.expert_parallel), layers) for kind, layers in kinds]
@@ -186,142 +164,16 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     return RankParameters(matrices, vectors, replicated, copied, experts)
 
 
-def _sums(tensors: Iterable[ParameterTensor]) -> tuple[int, int, int, int]:
-    """Elements of the matrices, of the vectors, of what is replicated, and of experts."""
-    matrices = vectors = replicated = experts = 0
-    for _, elements, is_matrix, _, spread, _ in tensors:
-        if is_matrix:
-            matrices = matrices + elements
-        else:
-            vectors = vectors + elements
-        if spread is Spread.REPLICATED:
-            replicated = replicated + elements
-        elif spread is Spread.EXPERTS:
-            experts = experts + elements
-    return matrices, vectors, replicated, experts
-
-
-def _layer_sums(architecture: Architecture, t: int, expert_parallel: int) -> tuple[int, int, int, int]:
-    return _sums(_layer_tensors(architecture, t, expert_parallel, False))
-
-
 def _outer_sums(architecture: Architecture, t: int) -> list[tuple[int, int, int, int]]:
     before, after = _outer_tensors(architecture, t)
-    return [_sums(before), _sums(after), _sums(before[:1] if architecture.tied_embeddings else [])]
+    return [
+        summed_elements(before),
+        summed_elements(after),
+        summed_elements(before[:1] if architecture.tied_embeddings else []),
+    ]
 
 
-_known_layer_sums = lru_cache(maxsize=256)(_layer_sums)
 _known_outer_sums = lru_cache(maxsize=256)(_outer_sums)
-
-
-def layer_tensors(
-    architecture: Architecture, *, tensor_parallel: int = 1, expert_parallel: int = 1, top_query: bool = False
-) -> list[ParameterTensor]:
-    """The parameter tensors of one layer on one rank, in the order in which it reads them first.
-
-    Args:
-        top_query: whether it is a top-query layer, which has its query's matrix apart.
-    """
-    if tensor_parallel.__class__ is int:
-        return [*_known_layer_tensors(architecture, tensor_parallel, expert_parallel, top_query)]
-    return _layer_tensors(architecture, tensor_parallel, expert_parallel, top_query)
-
-
-def _layer_tensors(a: Architecture, t: int, expert_parallel: int, top_query: bool) -> list[ParameterTensor]:
-    attention = _attention(a, t, top_query=top_query) if a.key_value_rank is None else _latent_attention(a, t)
-    attention += _linear("attention.projection", a.hidden, a.context_width // t, bias=a.bias.projection, summed=True)
-    if a.experts is not None:
-        feed_forward = _experts(a, t, expert_parallel)
-    else:
-        feed_forward = _feed_forward(a, "feed_forward", width=a.ffn_hidden // t)
-    attention_norm, feed_forward_norm = _norm(a, "attention_norm"), _norm(a, "feed_forward_norm")
-    if a.shared_norm:
-        return attention_norm + attention + feed_forward
-    if not a.norm.before:
-        return attention + attention_norm + feed_forward + feed_forward_norm
-    return attention_norm + attention + feed_forward_norm + feed_forward
-
-
-_known_layer_tensors = lru_cache(maxsize=256)(_layer_tensors)
-
-
-def _attention(a: Architecture, t: int, *, top_query: bool) -> list[ParameterTensor]:
-    """Queries, keys and values, and the norms of queries and keys."""
-    queries, keys = a.query_width // t, key_width(a, tensor_parallel=t)
-    if top_query:
-        tensors = _linear("attention.query", queries, a.hidden, bias=a.bias.attention)
-        tensors += _linear("attention.key_value", 2 * keys, a.hidden, bias=a.bias.attention)
-    else:
-        tensors = _linear("attention.query_key_value", queries + 2 * keys, a.hidden, bias=a.bias.attention)
-    for name, width in (("query", a.heads), ("key", a.kv_heads)):
-        if a.query_key_norm is QueryKeyNorm.HEAD:
-            tensors.append(_gain(f"attention.{name}_norm", a.head_dim))
-        elif a.query_key_norm is QueryKeyNorm.PROJECTION:
-            tensors.append(_gain(f"attention.{name}_norm", width * a.head_dim // t, Spread.SPLIT))
-    return tensors
-
-
-def _latent_attention(a: Architecture, t: int) -> list[ParameterTensor]:
-    """Compression of queries, and of keys and values with the keys' rotated part, their norms, and expansion."""
-    h, compressed, rotated = a.hidden, a.key_value_rank or 0, a.rotary_dim or 0
-    if a.query_rank is None:
-        tensors = _linear("attention.query", a.query_width // t, h, bias=False)
-    else:
-        tensors = _whole("attention.query_compression", a.query_rank, h)
-        tensors += [_gain("attention.query_compression_norm", a.query_rank)]
-        tensors += _linear("attention.query_expansion", a.query_width // t, a.query_rank, bias=False)
-    tensors += _whole("attention.key_value_compression", compressed + rotated, h)
-    tensors += [_gain("attention.key_value_compression_norm", compressed)]
-    expanded = (a.query_width - a.heads * rotated + a.context_width) // t
-    return tensors + _linear("attention.key_value_expansion", expanded, compressed, bias=False)
-
-
-def _feed_forward(a: Architecture, name: str, *, width: int) -> list[ParameterTensor]:
-    expanded = (2 if a.activation.gated else 1) * width
-    tensors = _linear(f"{name}.expansion", expanded, a.hidden, bias=a.bias.feed_forward)
-    return tensors + _linear(f"{name}.contraction", a.hidden, width, bias=a.bias.feed_forward, summed=True)
-
-
-def _experts(a: Architecture, t: int, expert_parallel: int) -> list[ParameterTensor]:
-    """Router with the bias that balances it, this rank's experts, and the shared ones."""
-    experts, width = a.experts or 0, a.expert_width // t
-    tensors = _whole("feed_forward.router", experts, a.hidden)
-    if a.balancing is Balancing.BIAS:
-        name = "feed_forward.router.bias"
-        tensors.append(ParameterTensor(name, experts, False, experts, Spread.REPLICATED, learned=False))
-    own = experts // expert_parallel
-    expanded = (2 if a.activation.gated else 1) * width
-    for name, rows, columns in (("expansion", expanded, a.hidden), ("contraction", a.hidden, width)):
-        rows = own * rows
-        name = f"feed_forward.experts.{name}.weight"
-        tensors.append(ParameterTensor(name, rows * columns, True, rows, Spread.EXPERTS))
-    if a.shared_experts:
-        tensors += _feed_forward(a, "feed_forward.shared_experts", width=a.shared_experts * width)
-    if a.shared_gate:
-        tensors += _whole("feed_forward.shared_gate", 1, a.hidden)
-    return tensors
-
-
-def _gain(name: str, width: int, spread: Spread = Spread.REPLICATED) -> ParameterTensor:
-    return ParameterTensor(f"{name}.weight", width, False, width, spread)
-
-
-def _norm(architecture: Architecture, name: str) -> list[ParameterTensor]:
-    h, parts = architecture.hidden, {"weight": architecture.norm_gain, "bias": architecture.bias.norm}
-    names = [f"{name}.{part}" for part, is_there in parts.items() if is_there]
-    return [ParameterTensor(name, h, False, h, Spread.REPLICATED) for name in names]
-
-
-def _whole(name: str, rows: int, columns: int) -> list[ParameterTensor]:
-    """A matrix that every tensor-parallel rank has whole."""
-    return [ParameterTensor(f"{name}.weight", rows * columns, True, rows, Spread.REPLICATED)]
-
-
-def _linear(name: str, rows: int, columns: int, *, bias: bool, summed: bool = False) -> list[ParameterTensor]:
-    """A split matrix, and its bias, which every rank has where outputs of the ranks are summed before it is added."""
-    weight = ParameterTensor(f"{name}.weight", rows * columns, True, rows)
-    spread = Spread.REPLICATED if summed else Spread.SPLIT
-    return [weight, ParameterTensor(f"{name}.bias", rows, False, rows, spread)] if bias else [weight]
 
 
 def outer_tensors(
@@ -346,8 +198,8 @@ def _outer_tensors(
     if learned:
         before.append(ParameterTensor("position.weight", learned * h, True, learned, Spread.REPLICATED))
     if architecture.embedding_norm:
-        before += _norm(architecture, "embedding_norm")
-    after = _norm(architecture, "final_norm")
+        before += norm_tensors(architecture, "embedding_norm")
+    after = norm_tensors(architecture, "final_norm")
     if queries:
         after.append(ParameterTensor("query_position.weight", queries * h, True, queries, Spread.REPLICATED))
     if not architecture.tied_embeddings:

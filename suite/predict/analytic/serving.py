@@ -42,11 +42,12 @@ def sequence_cache_bytes(
 ) -> int:
     """Bytes of key-value cache of one sequence of `context` tokens on one tensor-parallel rank.
 
-    `token_cache_bytes` times the positions that are held. Blocks of a paged cache add less than one block a sequence
-    (vLLM: 16 tokens).
+    `token_cache_bytes` times the positions that are held: all of them in layers without a window. Blocks of a paged
+    cache add less than one block a sequence (vLLM: 16 tokens).
     """
     token = token_cache_bytes(architecture, element_bytes=element_bytes, tensor_parallel=tensor_parallel)
-    return token * held_positions(architecture, context=context)
+    full, layers = architecture.full_layers, architecture.layers
+    return token * (full * context + (layers - full) * held_positions(architecture, context=context)) // layers
 
 
 def prefill_bytes(architecture: Architecture, *, tokens: int, tensor_parallel: int = 1) -> int:

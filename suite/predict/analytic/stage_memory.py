@@ -33,6 +33,7 @@ from suite.predict.analytic.memory import (
     StateBytes,
     expert_shards,
     group_parameters,
+    kept_moment_bytes,
     state_bytes,
     state_ranks,
     stored_elements,
@@ -252,9 +253,9 @@ def _before_passes(
     stored, kept_gradients, share = (sum(pair) for pair in zip(dense, of_experts, strict=True))
     if layout.schedule in NO_FLUSH:
         stored = stored * weight_versions(layout, stage=stage, micro_batches=micro_batches)
-    state = state_bytes(
-        stored, recipe.precision, gradients=kept_gradients, optimizer=share, moments=recipe.kept_moments
-    )
+    moments = kept_moment_bytes(workload, stage=stage, parameters=rank.all)
+    state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share)
+    state = state._replace(moments=moments * share)
     state = state_of_modules(state, shared.keeping, workload, share=share)
     state = state._replace(
         gradients=state.gradients

@@ -28,11 +28,10 @@ from suite.predict.analytic.measured_parts import (
     modelled_parts,
     stage_parts,
 )
-from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
-from suite.predict.analytic.memory_bound_operators import update_element_bytes
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.narrow_traffic import gathers_share, reductions_share, weight_casts_share
-from suite.predict.analytic.offload import has_time, offloaded_update_seconds
-from suite.predict.analytic.parameters import RankParameters, rank_parameters
+from suite.predict.analytic.offload import has_time, update_seconds, updated_parameters
+from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.analytic.product_formats import factor_element_bytes, weight_casts
@@ -260,7 +259,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     )
     weight_passes = weight_casts(layout, micro_batches=micro_batches) * weight_casts_share(workload, stack)
     given, beyond = _given_parts(step, stage)
-    updated = _updated_parameters(rank, layout)
+    updated = updated_parameters(rank, layout)
     one, slowdown = micro_batch.seconds + beyond.total, micro_batch.slowdown
     added = _accumulation_bytes(workload.recipe, stack, micro_batches) * rank.all / bandwidth
     copied = micro_batches * shard_copies_bytes(workload, stack, parameters=rank.all) / bandwidth
@@ -287,7 +286,9 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         )
         + copied,
         tied_embedding_seconds=seconds["embedding"],
-        optimizer_seconds=_update_seconds(workload, machine, updated=updated, micro_batches=micro_batches),
+        optimizer_seconds=update_seconds(
+            workload, machine, stage=stage, rank=rank, updated=updated, micro_batches=micro_batches
+        ),
         launch_seconds=micro_batches * micro_batch.launch_seconds,
         accumulation_seconds=micro_batches * added,
         overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
@@ -306,20 +307,6 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             optimizer_seconds=step.parts[0].update * updated,
         )
     return _StageTime(time, one + added, sent / micro_batches)
-
-
-def _updated_parameters(rank: RankParameters, layout: Layout) -> float:
-    """Number of parameters that a rank's optimizer updates, of which its ranks have so many."""
-    of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
-    return (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
-
-
-def _update_seconds(workload: Workload, machine: Machine, *, updated: float, micro_batches: int) -> float:
-    recipe, layout = workload.recipe, workload.layout
-    if layout.offload is Offload.OPTIMIZER:
-        return offloaded_update_seconds(layout, recipe.precision, machine, updated=updated, micro_batches=micro_batches)
-    moved = update_element_bytes(recipe.precision, recipe.kept_moments)
-    return machine.update_passes * moved / machine.achievable_memory_bytes_per_second * updated
 
 
 _COMPUTED = ("forward_seconds", "backward_seconds", "recomputation_seconds", "operator_seconds")

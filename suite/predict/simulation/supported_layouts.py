@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, stages_word
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Mask, Position, Workload
+from reference_runs.run import Architecture, Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import halves_backward, least_micro_batches
 
 
@@ -23,6 +23,16 @@ class LayoutLimit(NamedTuple):
     name: str
     applies: bool
     described: bool = False
+
+
+def unexecuted_parts(architecture: Architecture) -> list[str]:
+    """Words for the parts of a model that formulas describe, and neither the model nor its simulation has."""
+    parts = {
+        "attention sinks": architecture.attention_sinks,
+        "biases of experts": architecture.expert_bias,
+        "windows of some layers alone": architecture.full_every is not None,
+    }
+    return [name for name, applies in parts.items() if applies]
 
 
 _NOT_EXECUTED = (Recomputation.FROM_INPUT, Recomputation.SELECTIVE_OP)

@@ -64,6 +64,7 @@ def _unlike_layers(architecture: Architecture) -> list[str]:
     whole = architecture.position is not Position.ROTARY or architecture.rotary_dim == architecture.head_dim
     window = architecture.sliding_window or architecture.sequence
     routed = architecture.shared_experts or architecture.dense_layers or architecture.expert_groups
+    routed = routed or architecture.expert_bias
     unlike = {
         str(architecture.norm): architecture.norm not in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM),
         f"positions {architecture.position}": architecture.position
@@ -75,6 +76,7 @@ def _unlike_layers(architecture: Architecture) -> list[str]:
         f"mask {architecture.mask}": architecture.mask is not Mask.CAUSAL,
         "norms of whole projections": architecture.query_key_norm is QueryKeyNorm.PROJECTION,
         "a sliding window": window < architecture.sequence,
+        "attention sinks": architecture.attention_sinks,
         "norms without gain": not architecture.norm_gain,
         "norms without bias": gpt2 and not architecture.bias.norm,
         "a norm of embeddings": architecture.embedding_norm,

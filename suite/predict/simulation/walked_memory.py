@@ -18,8 +18,7 @@ from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 from suite.predict.simulation.launched_options import device_options, not_compiled
 from suite.predict.simulation.memory_blocks import Category, StepPhase
 from suite.predict.simulation.state import executed_state
-from suite.predict.simulation.step_memory import executed_peaks
-from suite.predict.simulation.supported_layouts import layout_limits
+from suite.predict.simulation.supported_layouts import layout_limits, unexecuted_parts
 
 _WALKED = 3  # stages alike of which the first and the last stand for the others
 _FULL = 3  # micro-batches a stage, from where on a pipeline is full
@@ -126,18 +125,26 @@ def walked_memory(workload: Workload, *, stage: int, execution: Execution) -> Wa
     return WalkedMemory(state.weight_bytes, state.gradient_bytes, state.optimizer_bytes, peaks)
 
 
+def _executed_peaks(workload: Workload, execution: Execution, *, stage: int) -> Peaks:
+    from suite.predict.simulation.step_memory import executed_peaks  # other predictions start without it
+
+    return executed_peaks(workload, execution.options(workload), stage=stage, replica=0)
+
+
 def _check_described(workload: Workload, execution: Execution) -> None:
+    muon = ["Muon"] if workload.recipe.orthogonalises else []
     if execution.transformers:
         from suite.predict.simulation.transformers_step import not_described
 
-        if unlike := not_described(workload):
+        if unlike := not_described(workload) + muon:
             what = "not among the steps of transformers' modules whose memory is known"
             raise InputError(what, got="; ".join(unlike), where="--stack transformers")
         return
-    unknown = [limit.name for limit in layout_limits(workload) if limit.applies and not limit.described]
-    if unknown:
+    of_layout = [limit.name for limit in layout_limits(workload) if limit.applies and not limit.described]
+    of_model = unexecuted_parts(workload.architecture) + muon
+    if unknown := of_model + of_layout:
         what = "not executed by this suite, so that its memory is not known"
-        raise InputError(what, got="; ".join(unknown), where="--layout")
+        raise InputError(what, got="; ".join(unknown), where="--stack" if of_model else "--layout")
 
 
 def least_peak(workload: Workload, *, stage: int, execution: Execution) -> float:
@@ -173,7 +180,7 @@ def _peaks(workload: Workload, *, stage: int, execution: Execution) -> Peaks:
     def of(micro_batches: int) -> Peaks:
         batch = whole.recipe.global_batch * micro_batches // number
         shorter = whole._replace(recipe=msgspec.structs.replace(whole.recipe, global_batch=batch))
-        return executed_peaks(shorter, execution.options(shorter), stage=stage, replica=0)
+        return _executed_peaks(shorter, execution, stage=stage)
 
     whole, stages = workload, workload.layout.pipeline_stages
     number = accumulation(whole.recipe, whole.layout)
@@ -181,7 +188,7 @@ def _peaks(workload: Workload, *, stage: int, execution: Execution) -> Peaks:
     more = few + stages
     is_long = number > more and stages > 1 and workload.layout.flushes and workload.layout.accumulation is None
     if not is_long or _alternates(workload.layout):
-        return executed_peaks(workload, execution.options(workload), stage=stage, replica=0)
+        return _executed_peaks(workload, execution, stage=stage)
     return _line(of(few), of(more), (number - few) / (more - few))
 
 

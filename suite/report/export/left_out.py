@@ -145,8 +145,8 @@ def _text(value: Any) -> str:
 
 
 def _moments(job: ExportedJob) -> Iterator[str]:
-    if job.recorded("optimizer") is Optimizer.SGD:
-        yield "optimizer = sgd: it is AdamW"
+    if (optimizer := job.recorded("optimizer")) in (Optimizer.SGD, Optimizer.MUON):
+        yield f"optimizer = {optimizer.value}: it is AdamW"
     elif (moments := job.workload.recipe.moments) is not Moments.FP32:
         yield f"moments in {moments}"
 

@@ -112,6 +112,8 @@ def _model_limits(architecture: Architecture) -> Iterator[tuple[bool, str]]:
     yield architecture.residual is Residual.PARALLEL, "parallel branches of a block"
     yield architecture.mask is not Mask.CAUSAL, f"the mask {architecture.mask.value}"
     yield architecture.sliding_window is not None, "a sliding_window"
+    yield architecture.attention_sinks, "attention sinks"
+    yield architecture.expert_bias, "biases of experts"
     yield architecture.top_query_layer, "a top_query_layer"
     yield architecture.head_bias, "a bias of the head"
     yield architecture.scaled_embedding, "scaled embeddings"
@@ -123,7 +125,8 @@ def _model_limits(architecture: Architecture) -> Iterator[tuple[bool, str]]:
     if architecture.rotary_scaling_factor:
         low, high = architecture.rotary_scaling_low, architecture.rotary_scaling_high
         bands = (low, high, architecture.rotary_scaling_sequence)
-        yarn, latent = architecture.rotary_scaling is RotaryScaling.YARN, architecture.key_value_rank is not None
+        yarn, latent = architecture.rotary_scaling is not RotaryScaling.BANDS, architecture.key_value_rank is not None
+        yield architecture.rotary_scaling is RotaryScaling.YARN_UNROUNDED, "YaRN without rounded ends"
         yield yarn != latent, f"rotary_scaling {architecture.rotary_scaling.value} with this attention"
         yield not yarn and bands != BANDS, "bands of rotary scaling other than Llama 3.1's"
         yield yarn and not _is_deepseeks(architecture), "amplitudes of YaRN other than DeepSeek's"

@@ -81,7 +81,8 @@ def formula_layers(architecture: Architecture) -> str:
     heads = f"{architecture.kv_heads} key-value head{'' if architecture.kv_heads == 1 else 's'}"
     words = f"{architecture.layers} layers with {heads} of {architecture.head_dim}"
     if architecture.sliding_window is not None:
-        words += f", in a window of {architecture.sliding_window:,} tokens"
+        some = f" of {architecture.layers - architecture.full_layers} layers" if architecture.full_layers else ""
+        words += f", in a window of {architecture.sliding_window:,} tokens{some}"
     return words
 
 

@@ -109,6 +109,10 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-scaled": (LLAMA, {"grouped": True, **SCALING}),
     "qwen2": (LLAMA, {"grouped": True, "attention_bias": True, "rotary_base": 1e6}),
     "qwen2-yarn": (LLAMA, {"grouped": True, "attention_bias": True, **YARN}),
+    "qwen2-yarn-unrounded": (
+        LLAMA,
+        {"grouped": True, "attention_bias": True, **YARN, "rotary_scaling": RotaryScaling.YARN_UNROUNDED},
+    ),
     "qwen3": (
         LLAMA,
         {
@@ -260,7 +264,7 @@ def llama_sizes(a: Architecture) -> dict[str, Any]:
     """Keys that the configurations of Llama and Qwen share."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
     if a.rotary_scaling_factor is not None:
-        yarn = a.rotary_scaling is RotaryScaling.YARN
+        yarn = a.rotary_scaling is not RotaryScaling.BANDS
         rope |= {
             "rope_type": "yarn" if yarn else "llama3",
             "factor": a.rotary_scaling_factor,
@@ -268,6 +272,8 @@ def llama_sizes(a: Architecture) -> dict[str, Any]:
             "beta_fast" if yarn else "high_freq_factor": a.rotary_scaling_high,
             "original_max_position_embeddings": a.rotary_scaling_sequence,
         }
+        if a.rotary_scaling is RotaryScaling.YARN_UNROUNDED:
+            rope["truncate"] = False
         if a.score_scale is not None:  # DeepSeek's; rotated queries and keys by the ratio of both
             rope |= {"mscale": 0.707, "mscale_all_dim": 1.0}
     return {

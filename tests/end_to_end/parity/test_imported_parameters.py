@@ -14,7 +14,11 @@ from reference_runs.hugging_face.aliases import known_type
 from reference_runs.hugging_face.families import FAMILIES, imported
 from suite.predict.analytic.parameters import parameter_count
 
-NEEDED = {"nemotron": {"num_key_value_heads": 8}, "deepseek_v2": {"num_experts_per_tok": 6}}  # no default makes a model
+NEEDED: dict[str, dict[str, Any]] = {  # no default makes a model
+    "nemotron": {"num_key_value_heads": 8},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+}
 ODD = {"vocab_size": 331, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6}
 EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 30, "first_k_dense_replace": 1}
 LATENT = {
@@ -32,6 +36,8 @@ ODD_WIDTHS: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"n_inner": 100},
     "gpt2": {"n_inner": 100},
     "gpt_neox": {"intermediate_size": 100},
+    "glm4_moe": EXPERTS | {"intermediate_size": 100, "num_key_value_heads": 3, "head_dim": 20, "n_group": 1},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 100, "num_key_value_heads": 3},
     "gptj": {"n_inner": 100, "rotary_dim": 6},
     "mpt": {},
     "phi3": {"intermediate_size": 100, "num_key_value_heads": 3, "pad_token_id": None},

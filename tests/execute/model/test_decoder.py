@@ -125,6 +125,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | SCALED
     | {"head_dim": 16, "hidden": 40, "rotary_dim": 16, "rotary_scaling": RotaryScaling.YARN}
     | {"rotary_scaling_amplitude": 1.2, "rotary_scaling_high": 32.0, "score_scale": 1.9},
+    "yarn without rounded ends": LLAMA
+    | SCALED
+    | {"head_dim": 16, "hidden": 40, "rotary_dim": 16, "rotary_scaling": RotaryScaling.YARN_UNROUNDED},
     "qwen2": LLAMA | GROUPED | {"attention_bias": True},
     "qwen3": LLAMA | GROUPED | {"head_dim": 10, "query_key_norm": QueryKeyNorm.HEAD},
     "olmo-2's norms": LLAMA | GROUPED | {"query_key_norm": QueryKeyNorm.PROJECTION},

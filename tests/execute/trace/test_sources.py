@@ -35,8 +35,19 @@ DESCRIBED: dict[str, dict[str, Any]] = {
     | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
     | {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
     | {"num_key_value_heads": 4},
+    "glm4_moe": GATED
+    | ROUTED
+    | {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "head_dim": 64,
+        "attention_bias": True,
+    },
+    "gpt_oss": GATED | {"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48},
 }
-BUFFERS = {"deepseek_v3": 4}  # biases of one router, which are parameters to us and buffers to transformers
+# biases of one router, which are parameters to us and buffers to transformers
+BUFFERS = dict.fromkeys(("deepseek_v3", "glm4_moe"), 4)
 
 
 def written(directory: Path, kind: str, values: dict[str, Any]) -> Path:

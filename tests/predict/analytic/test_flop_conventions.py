@@ -12,7 +12,13 @@ from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Mask
 from suite.predict.analytic.flop import hardware_flop, model_flop
-from suite.predict.analytic.flop_conventions import attended_share, causal_half_flop, flop_conventions, megatron_flop
+from suite.predict.analytic.flop_conventions import (
+    attended_share,
+    attended_shares,
+    causal_half_flop,
+    flop_conventions,
+    megatron_flop,
+)
 from suite.predict.analytic.parameters import parameter_count
 from tests.support.strategies import BLOOM
 
@@ -103,3 +109,19 @@ def test_one_endless_document_leaves_half_of_the_square() -> None:
     assert causal_half_flop(llama, samples=1) < causal_half_flop(
         msgspec.structs.replace(llama, mask=Mask.CAUSAL, mean_document=None), samples=1
     )
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 12), st.integers(1, 5))
+def test_windows_of_some_layers_leave_the_mean_share_of_all_layers(
+    s: int, window: int, layers: int, every: int
+) -> None:
+    shape = msgspec.structs.replace(
+        BLOOM.architecture, sequence=s, layers=layers, sliding_window=window, full_every=every
+    )
+    area = Fraction(0)
+    for layer in range(layers):
+        reach = s if (layer + 1) % every == 0 else min(window, s)
+        # pairs as areas: the s on the diagonal count half, and so do the s - reach just beyond the window
+        area += sum(min(position + 1, reach) for position in range(s)) - Fraction(s, 2) + Fraction(s - reach, 2)
+    assert attended_share(shape) == area / (layers * s * s)
+    assert attended_share(shape) == sum(part * share for part, share in attended_shares(shape))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Mask, Position, Precision, Workload
@@ -293,3 +294,19 @@ def test_fused_attention_of_a_rank_in_flop_and_bytes() -> None:
         # backward the scores again, and two products for each of the two forward ones
         seconds = work.flop / (0.25 * 312e12)
         assert fused_attention_seconds(workload, machine) == pytest.approx((seconds, 2.5 * seconds), rel=ROUNDING)
+
+
+def test_fused_attention_of_windows_on_some_layers_takes_the_mean_of_both() -> None:
+    """gpt-oss on 4096 tokens: layers with the window of 128 move bytes longer than they compute."""
+    run = reference_run("gpt-oss-120b")
+    machine = msgspec.structs.replace(at_peak(A100), fused_attention_efficiency=0.5)
+
+    def seconds(**attention: int | None) -> tuple[float, float]:
+        shape = msgspec.structs.replace(run.architecture, **attention)
+        return fused_attention_seconds(Workload(shape, run.recipe, Layout(fused_attention=True)), machine)
+
+    whole, windowed = seconds(sliding_window=None, full_every=None), seconds(full_every=None)
+    mean = tuple((one + other) / 2 for one, other in zip(whole, windowed, strict=True))
+    assert seconds() == pytest.approx(mean, rel=ROUNDING)
+    work = attention_work(Workload(run.architecture, run.recipe, Layout(fused_attention=True)))
+    assert work.flop < 0.6 * 2 * 2 * 4096 * 4096 * 64 * 64 / 2

@@ -57,3 +57,12 @@ def test_activations_grow_with_tokens_and_shrink_with_ranks(shape, tokens: int) 
     one = prefill_bytes(shape, tokens=1)
     assert prefill_bytes(shape, tokens=tokens) == tokens * one
     assert 3 * 2 * shape.hidden <= prefill_bytes(shape, tokens=1, tensor_parallel=4) <= one
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 100), st.integers(1, 300))
+def test_layers_without_the_window_hold_every_position(layers: int, every: int, window: int, context: int) -> None:
+    gpt_oss = reference_run("gpt-oss-120b").architecture
+    shape = msgspec.structs.replace(gpt_oss, layers=layers, sliding_window=window, full_every=every)
+    of_layer = 2 * 2 * 8 * 64  # keys and values of 8 heads of 64, in 16 bits
+    held = [context if (layer + 1) % every == 0 else min(context, window - 1) for layer in range(layers)]
+    assert sequence_cache_bytes(shape, context=context) == of_layer * sum(held)

@@ -18,6 +18,9 @@ COUNTS = {
     "qwen3-30b-a3b": (30_532_122_624, "3B"),
     "qwen3-235b-a22b": (235_093_634_560, "22B"),
     "deepseek-v3": (671_026_419_200, "38B"),  # the paper prints 37B, without the tables outside the layers
+    "kimi-k2": (1_026_408_232_448, "33B"),  # 32.6B in the paper
+    "glm-4.5-air": (106_852_251_264, "13B"),  # 12B in the paper, without embedding and head
+    "gpt-oss-120b": (116_829_156_672, "6B"),  # 5.13B in the card, without the embedding
 }
 
 

@@ -29,7 +29,15 @@ from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
 from reference_runs.hugging_face.families import FAMILIES, imported
 from reference_runs.sourced import Kind
 from suite.predict.analytic.parameters import parameter_count
-from tests.support.configurations import BANDS, KIMI_K2, KIMI_K2_PARAMETERS, PUBLISHED, configuration_of, written
+from tests.support.configurations import (
+    BANDS,
+    GPT_OSS,
+    KIMI_K2,
+    KIMI_K2_PARAMETERS,
+    PUBLISHED,
+    configuration_of,
+    written,
+)
 
 RECORDED = {
     **{"bloom-176b": "bloom", "opt-175b": "opt", "gpt-neox-20b": "gpt_neox", "deepseek-v3": "deepseek_v3"},
@@ -39,6 +47,7 @@ RECORDED = {
     **dict.fromkeys(("mixtral-8x7b", "mixtral-8x22b"), "mixtral"),
     **dict.fromkeys(("qwen3-30b-a3b", "qwen3-235b-a22b"), "qwen3_moe"),
     **dict.fromkeys(("nemotron4-15b", "nemotron4-340b"), "nemotron"),
+    **{"glm-4.5-air": "glm4_moe", "kimi-k2": "kimi_k2", "gpt-oss-120b": "gpt_oss"},
 }
 LLAMA = PUBLISHED["llama2-7b"][0]
 
@@ -87,6 +96,28 @@ def test_the_dtype_of_the_weights_suggests_the_precision(
     assert (fact and fact.value) == precision
     assert fact is None or (fact.kind, fact.source) == (Kind.ASSUMED, f"config {key}")
     assert run.not_used == ()
+
+
+def test_glm_4_5_has_experts_as_deepseek_v3_and_norms_of_queries_where_it_says_so(tmp_path: Path) -> None:
+    values = PUBLISHED["glm-4.5-air"][0]
+    run = imported(written(tmp_path / "config.json", values), sequence=4096)
+    a = run.architecture
+    assert (a.rotary_dim, a.attention_bias, a.gate, a.expert_groups) == (64, True, Gate.SIGMOID, None)
+    assert [note.partition(":")[0] for note in run.notes] == ["num_nextn_predict_layers = 1"]
+    normed = architecture(tmp_path, values | {"use_qk_norm": True})
+    assert normed.query_key_norm is QueryKeyNorm.HEAD
+    assert parameter_count(normed) == parameter_count(a) + 46 * 2 * 128
+
+
+def test_gpt_oss_extends_its_context_by_yarn_without_rounded_ends(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+    values = GPT_OSS | {"rope_scaling": yarn}
+    a = architecture(tmp_path, values, sequence=4096)
+    assert (a.sliding_window, a.full_every, a.full_layers, a.attention_sinks, a.expert_bias) == (128, 2, 18, True, True)
+    assert (a.rotary_scaling, a.rotary_scaling_factor) == (RotaryScaling.BANDS, None)
+    longer = architecture(tmp_path, values)
+    assert (longer.rotary_scaling, longer.rotary_scaling_factor) == (RotaryScaling.YARN_UNROUNDED, 32.0)
+    assert longer.rotary_scaling_amplitude == pytest.approx(1.3465735903)  # 0.1 ln 32 + 1
 
 
 def test_nemotron_has_squared_relu_and_biases_of_norms_alone(tmp_path: Path) -> None:
@@ -153,7 +184,8 @@ def shapes(draw: st.DrawFn, kind: str) -> Architecture:
             shape |= factors | {"rotary_scaling_sequence": draw(st.integers(1, 9999))}
             if draw(st.booleans()):
                 amplitude = draw(st.sampled_from([None, 0.5, 1.2]))
-                shape |= {"rotary_scaling": RotaryScaling.YARN, "rotary_scaling_amplitude": amplitude}
+                ends = draw(st.sampled_from([RotaryScaling.YARN, RotaryScaling.YARN_UNROUNDED]))
+                shape |= {"rotary_scaling": ends, "rotary_scaling_amplitude": amplitude}
     if kind == "qwen3" and draw(st.booleans()):
         shape["sliding_window"] = draw(st.integers(1, 9999))
     return Architecture(**shape)
@@ -180,7 +212,8 @@ def expert_shapes(draw: st.DrawFn, kind: str) -> Architecture:
     latent |= {"query_rank": draw(st.none() | st.integers(1, 99)), "key_value_rank": draw(st.integers(1, 99))}
     latent |= {"value_head_dim": draw(st.integers(1, 30)), "gate": Gate.SIGMOID, "balancing": Balancing.BIAS}
     latent |= {"gate_scale": draw(st.sampled_from([None, 2.5])), "shared_experts": draw(st.integers(0, 3))}
-    latent |= {"expert_groups": groups, "groups_per_token": 1, "auxiliary_loss_weight": None}
+    grouped = (groups, 1) if groups > 1 else (None, None)
+    latent |= {"expert_groups": grouped[0], "groups_per_token": grouped[1], "auxiliary_loss_weight": None}
     return msgspec.structs.replace(shape, **(plain | common | width | latent))
 
 
@@ -232,6 +265,10 @@ FALCON, OLMO, OPT, MPT = (PUBLISHED[name][0] for name in ("falcon-7b", "olmo-7b"
 NEOX, V3 = PUBLISHED["pythia-12b"][0], PUBLISHED["deepseek-v3"][0]
 MIXTRAL, QWEN3_MOE = PUBLISHED["mixtral-8x7b"][0], PUBLISHED["qwen3-30b-a3b"][0]
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        GPT_OSS | {"layer_types": ["full_attention"] * 36},
+        "allowed: sliding_attention, and full_attention in every layer 2",
+    ),
     ({"model_type": "mamba"}, "model_type 'mamba' is not described: it has linear attention or state-space layers"),
     (
         {"model_type": "lama"},
@@ -267,7 +304,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (QWEN3_MOE | {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size; got 64"),
     (LLAMA | {"rope_scaling": YARN | {"short_factor": 2}}, "unknown key 'short_factor' with rope_type yarn"),
-    (LLAMA | {"rope_scaling": YARN | {"truncate": False}}, "rope_scaling.truncate; got false, allowed"),
+    (LLAMA | {"rope_scaling": YARN | {"truncate": 1}}, "rope_scaling.truncate; got 1, allowed: true, false"),
     (
         LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
         "missing key 'rope_scaling.original_max_position_embeddings'",
