@@ -164,6 +164,20 @@ class LeftOutScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     run_left_out_max: float | None = None
 
 
+class PeakSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured over predicted peaks of one kind of stack.
+
+    Args:
+        bias: logarithm of the expected peak over that of the tensors.
+        spread: standard deviation of the logarithm of measured over expected peak.
+        rows: measured peaks of the kind; few: the spread is that of kinds without a bias of their own.
+    """
+
+    bias: float
+    spread: Annotated[float, msgspec.Meta(gt=0)]
+    rows: int
+
+
 class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     """Scores by table; of each term, the error without it after a new fit of the others.
 
@@ -173,11 +187,9 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
         half_width: by regime, the distance of the logarithms of predicted and measured step time within which 80 % of
             rows lie whose table the fit has not seen; tables weigh alike.
         coverage: by what was left out, percent of rows inside the interval that the other tables' errors give.
-        peak_excess: logarithm of the factor up to which 80 % of published peaks are above the predicted tensors; rows
-            weigh alike.
-        peak_coverage: percent of the peaks on each number of accelerators inside the interval that the others give.
-        peak_bytes: mean absolute error of the predicted peaks by table, in percent, of tables that have measured ones;
-            no parameter of the fit enters them.
+        peaks: uncertainty of predicted peaks by kind of stack; no parameter of the fit enters them.
+        peak_coverage: percent of the published peaks inside the 80 % interval that those on other numbers of
+            accelerators give.
         without_term: the same by term.
         without_term_by_table: term -> table -> mean absolute error.
     """
@@ -186,9 +198,8 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     all_terms: float
     half_width: dict[str, float]
     coverage: dict[str, float]
-    peak_excess: float
     peak_coverage: float
-    peak_bytes: dict[str, float]
+    peaks: dict[str, PeakSpread]
     tables: dict[str, LeftOutScore]
     without_term: dict[str, float]
     without_term_by_table: dict[str, dict[str, float]]

@@ -83,7 +83,7 @@ class Accumulation(enum.StrEnum):
 class Modules(enum.StrEnum):
     """How modules are written, which decides what they keep for the backward pass.
 
-    fused: with kernels of their own.
+    fused: with kernels of their own. nanotron: likewise, as nanotron's, whose log reserves much more than its tensors.
     eager: operator by operator, as in Transformers.
     torchtitan: likewise, as in torchtitan, whose loss takes logits widened to fp32. torchtitan-compiled: each layer
     compiled, the loss not.
@@ -93,6 +93,7 @@ class Modules(enum.StrEnum):
     """
 
     FUSED = "fused"
+    NANOTRON = "nanotron"
     EAGER = "eager"
     TORCHTITAN = "torchtitan"
     TORCHTITAN_COMPILED = "torchtitan-compiled"

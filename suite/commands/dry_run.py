@@ -21,8 +21,9 @@ from suite.launch.interruption import end_as_interrupted
 from suite.machine.packages import require
 from suite.metrics.comparison import Verdict
 from suite.paths import RESULTS
+from suite.predict.analytic.memory_uncertainty import MemoryVerdict
 from suite.report.schedule import predicted_panel
-from suite.report.terminal.dry_run import print_dry_run, print_side_by_side
+from suite.report.terminal.dry_run import fitting_of, print_dry_run, print_side_by_side
 from suite.report.terminal.tables import console
 from suite.reproduce.dry_run.comparison import DryRun, dry_run, peak_parts
 from suite.reproduce.dry_run.plan import DryPlan, dry_plan
@@ -160,7 +161,7 @@ def _print(run: DryRun, board: Accelerator | None, *, json: bool, complete: bool
 
 
 def _entry(run: DryRun, board: Accelerator | None) -> dict[str, object]:
-    peak = run.fullest.step.counts.peak_bytes
+    fitting = None if board is None else fitting_of(run, board)
     return {
         "run": run.name,
         "layout": layout_text(run.workload.layout),
@@ -180,5 +181,6 @@ def _entry(run: DryRun, board: Accelerator | None) -> dict[str, object]:
         ],
         "figures": run.rows,
         "accelerator": None if board is None else board.name,
-        "fits": None if board is None else peak <= board.board.memory_bytes,
+        "fits": None if fitting is None else fitting.verdict is MemoryVerdict.FITS,
+        "probability_fits": None if fitting is None else fitting.probability,
     }

@@ -19,7 +19,7 @@ from suite.fleet.node_patch import NodeCondition
 from suite.fleet.references import FleetReferences
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
-from suite.predict.machine_model.intervals import MemoryVerdict
+from suite.predict.analytic.memory_uncertainty import MemoryVerdict
 from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Score
@@ -85,6 +85,7 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     intervals: Section | UnsetType = UNSET
     memory: Section | UnsetType | None = UNSET
     memory_verdict: MemoryVerdict | UnsetType = UNSET
+    probability_fits: float | UnsetType = UNSET
     answered_by: Literal["formula"] | UnsetType = UNSET
 
 
@@ -158,6 +159,7 @@ class DryRunAnswer(msgspec.Struct, kw_only=True):
     figures: list[Row]
     accelerator: str | None
     fits: bool | None
+    probability_fits: float | None
 
 
 class CalibratedMachine(msgspec.Struct, kw_only=True):

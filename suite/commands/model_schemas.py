@@ -10,7 +10,7 @@ from suite.job.events import CountedCollective
 from suite.job.operators import TracedOperator
 from suite.job.served_job import ServedTrace
 from suite.job.trace_job import GraphBreak, TracedParameters, TraceJob
-from suite.predict.machine_model.intervals import MemoryVerdict
+from suite.predict.analytic.memory_uncertainty import MemoryVerdict
 
 Section = dict[str, Any]
 
@@ -30,6 +30,7 @@ class TracedAnswer(msgspec.Struct, kw_only=True):
     accelerator: str
     edition: str
     fits: MemoryVerdict
+    probability_fits: float
     usable_bytes: float
     parameters: TracedParameters
     model_flop: int

@@ -17,7 +17,6 @@ from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
 from suite.commands.training_options import Asked
 from suite.paths import program
-from suite.predict.machine_model.intervals import peak_error
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import Assumed, asked_run, check_micro_batch, machine_assumptions
 from suite.predict.plan.plan import machine_of, question_of
@@ -82,9 +81,13 @@ def planned_run(name: str, *, sequence: int | None = None) -> ReferenceRun:
 
 def found_entry(found: Found, question: Question) -> dict[str, Any]:
     """A layout of a search for `--json`: its words, its figures, and whether it fits."""
-    error = peak_error(question.machine.stack.keeping)
-    verdict = error.verdict(found.figures.peak_bytes, question.machine.memory_bytes)
-    return {"layout": layout_text(found.layout, complete=True), **found.figures._asdict(), "memory_verdict": verdict}
+    fitting = question.fitting(found.figures.peak_bytes)
+    return {
+        "layout": layout_text(found.layout, complete=True),
+        **found.figures._asdict(),
+        "memory_verdict": fitting.verdict,
+        "probability_fits": fitting.probability,
+    }
 
 
 def print_next(out: Console, run: str, layout: Layout, asked: Asked, *, batch: int | None) -> None:

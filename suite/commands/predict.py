@@ -31,7 +31,7 @@ from suite.commands.training_options import (
     asks_training,
 )
 from suite.metrics.comparison import overall
-from suite.predict.machine_model.intervals import MemoryVerdict
+from suite.predict.analytic.memory_uncertainty import MemoryVerdict
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.departures import Departure, departures, most_changing_stack
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
@@ -128,7 +128,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
         model = predict_model(
             name, asked, layout, tracing, machine, reason=reasons[name] or "", complete=every_figure, as_json=json
         )
-        exceeded |= model.verdict is MemoryVerdict.NOT
+        exceeded |= model.fitting.verdict is MemoryVerdict.NOT
     runs = [name for name in runs if name not in traced]
     request = _request(asked, machine, layout, Prices(price, energy_price, pue))
     request = request._replace(products=products, slices=_slices(records or [], runs, show_choices=show_choices))
@@ -141,7 +141,8 @@ def predict(  # noqa: PLR0913  # long: the command's options
             print_json(_entry(name, predicted, chosen if show_choices else None, software))
         else:
             print_prediction(console(), name, predicted, chosen, software, complete=every_figure)
-    if exceeded or any(predicted.memory_verdict is MemoryVerdict.NOT for _, predicted in predictions):
+    fittings = [predicted.fitting for _, predicted in predictions if predicted.fitting]
+    if exceeded or any(each.verdict is MemoryVerdict.NOT for each in fittings):
         raise typer.Exit(exit_codes.FAIL)
 
 
@@ -201,8 +202,9 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None, softwar
         entry["intervals"] = predicted.intervals
     if predicted.memory:
         entry["memory"] = predicted.memory._asdict() | {"usable": predicted.memory.usable}
-    if predicted.memory_verdict:
-        entry["memory_verdict"] = predicted.memory_verdict
+    if predicted.fitting:
+        entry["memory_verdict"] = predicted.fitting.verdict
+        entry["probability_fits"] = predicted.fitting.probability
     if predicted.sliced:
         entry["from"] = predicted.sliced
     if predicted.remark:

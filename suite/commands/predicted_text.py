@@ -79,7 +79,7 @@ def print_prediction(
         published = predicted.run.reported.step_seconds
         print_sliced(out, predicted.sliced, published, elsewhere=elsewhere, parts_compare=alike)
     if arithmetic and arithmetic.memory:
-        print_fit(out, arithmetic.memory, predicted.memory, predicted.memory_verdict)
+        print_fit(out, arithmetic.memory, predicted.memory, predicted.fitting)
     rows = predicted.rows
     if not predicted.is_of_record:
         rows = [row if complete and row.term in BY_ARITHMETIC else _not_compared(row) for row in rows]

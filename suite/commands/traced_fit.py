@@ -119,7 +119,7 @@ def _entry(name: str, answer: TracedFit, assumed: list[str], reason: str) -> dic
         "stack": smallest.machine.stack.name,
         "assumed": assumed,
         "fits": answer.fastest is not None,
-        "memory_bytes": smallest.memory.usable,
+        "memory_bytes": smallest.room,
         "layouts": {"considered": len(answer.of_layouts), "fitting": sum(map(fits, answer.of_layouts))},
         "fastest": answer.fastest and _step(answer.fastest),
         "smallest": _step(smallest),
@@ -139,5 +139,6 @@ def _step(step: TracedPrediction) -> dict[str, Any]:
         "tokens_per_second": step.tokens_per_second,
         "mfu": step.mfu,
         "peak_bytes": step.trace.peak_bytes,
-        "memory_verdict": step.verdict,
+        "memory_verdict": step.fitting.verdict,
+        "probability_fits": step.fitting.probability,
     }

@@ -75,8 +75,8 @@ class TracedFit(NamedTuple):
 
 
 def fits(step: TracedPrediction) -> bool:
-    """Whether the tensors of a step fit into the usable memory."""
-    return step.trace.peak_bytes <= step.memory.usable
+    """Whether a step fits into the usable memory."""
+    return step.trace.peak_bytes <= step.room
 
 
 class Bracket:
@@ -176,7 +176,7 @@ class _TraceSearch:
         for layout in layouts:
             of_layout = [step for job, step in self.found.items() if _layout(job) == _layout(layout)]
             peaks: dict[Size, int] = {step.job.micro_batch: step.trace.peak_bytes for step in of_layout}
-            brackets[layout] = Bracket(sizes, of_layout[0].memory.usable, peaks)
+            brackets[layout] = Bracket(sizes, of_layout[0].room, peaks)
         while True:
             proposed = {layout: bracket.proposed() for layout, bracket in brackets.items()}
             jobs = {layout: self._sized(layout, int(size)) for layout, size in proposed.items() if size is not None}
@@ -208,7 +208,7 @@ class _TraceSearch:
 
         steps = {number: step(number) for number in {numbers[0], numbers[-1]}}
         peaks: dict[Size, int] = {Fraction(1, number): found.trace.peak_bytes for number, found in steps.items()}
-        bracket = Bracket([Fraction(1, number) for number in reversed(numbers)], known.memory.usable, peaks)
+        bracket = Bracket([Fraction(1, number) for number in reversed(numbers)], known.room, peaks)
         while (proposed := bracket.proposed()) is not None:
             number = Fraction(proposed).denominator
             steps[number] = step(number)

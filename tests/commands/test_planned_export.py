@@ -82,7 +82,7 @@ def test_what_a_format_has_no_place_for_gets_one_line(not_refused):
 def test_where_nothing_fits_nothing_is_exported(capsys):
     assert main(["plan", "gpt3-175b", "--on", "h100-sxm", "--gpus", "8", "--export", "megatron"]) == 1
     printed = capsys.readouterr()
-    assert (printed.out, "does not fit: the least is " in printed.err) == ("", True)
+    assert (printed.out, "does not fit (under 1 % likely to): the least is " in printed.err) == ("", True)
 
 
 def test_the_fastest_layout_with_a_place_is_taken_and_the_reason_said(capsys):

@@ -13,8 +13,8 @@ from rich.console import Console
 from reference_runs.accelerator import ACCELERATORS
 from reference_runs.catalog import RUNS, miniatures, reference_run, run_names
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.eager_modules import NO_KEEPING
-from suite.predict.machine_model.intervals import expected_error, peak_error
+from suite.predict.analytic.memory_uncertainty import PeakKind, peak_uncertainty
+from suite.predict.machine_model.intervals import expected_error
 from suite.report.terminal.quantities import name_of, read
 from suite.report.terminal.tables import bar
 
@@ -50,16 +50,14 @@ def test_one_object_a_line_in_the_stable_form_with_the_recorded_parameters(text)
         keys = {"run", "status", "verdict", "record", "edition", "figures"}
         keys |= {"stack", "memory"}
         keys |= {"step_seconds_uncertainty", "intervals"} if timed else set()
-        assert set(entry) - {"assumed", "memory_verdict"} == keys
+        assert set(entry) - {"assumed", "memory_verdict", "probability_fits"} == keys
         # the errors of published tables that a fit has not seen: neither none nor half of the time
         assert not timed or 0 < entry["step_seconds_uncertainty"] < 0.5
         for quantity, (least, most) in entry.get("intervals", {}).items():
             of_quantity = [row for row in entry["figures"] if row["quantity"] == quantity and row["term"] is None]
             left = next(row["left"] for row in of_quantity if row["stage"] is None and row["left"])
-            assert 0 < least <= left < most
-            # as far below as above, as factors; a peak is that of the tensors at least
-            below = 1 if quantity == "peak_bytes" else most / left
-            assert least * below == pytest.approx(left, rel=1e-9)
+            assert 0 < least < left < most
+            assert least * most / left == pytest.approx(left, rel=1e-9)  # as far below as above, as factors
         for row in entry["figures"]:
             assert row["quantity"] in set(Quantity)
             assert row["left"] is None or row["left"] >= 0
@@ -126,7 +124,7 @@ def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(text):
     # 64 nodes and no recorded network
     assert "assumed: 3,200 Gbit/s out of a node, as is usual for h100-sxm (--network)" in shown
     shown = text("llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all")
-    assert "may not fit: 66.7 GiB of 78.5 usable" in shown
+    assert "68 % likely to fit: 66.7 GiB of 78.5 usable" in shown
     assert "3,200 Gbit/s out of each node, as asked for" in shown
     assert "where the time goes" in shown
     shown = text("llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
@@ -253,15 +251,15 @@ def test_a_prediction_for_another_machine_says_where_the_published_was_measured(
 
 def test_what_does_not_fit_is_said(text, answer):
     line = next(s for s in text("gpt2-1558m", "--on", "rtx-4090", code=1).splitlines() if "fit" in s)
-    assert line == "does not fit: 51.6 GiB of 23.0 usable, fullest after the forward pass"
+    assert line == "does not fit (1 % likely to): 51.6 GiB of 23.0 usable, fullest after the forward pass"
     entry = answer("gpt2-1558m", "--on", "rtx-4090", code=1)
     peak = next(row for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["stage"] is None)
     assert peak["why"].startswith("not published: does not fit: 24,711,161,446 bytes of the accelerator are usable")
-    assert "\nprobably fits: 51.6 GiB of 78.5 usable, " in text("gpt2-1558m")
+    assert "\nfits (89 % likely): 51.6 GiB of 78.5 usable, " in text("gpt2-1558m")
     assert "usable memory, GiB: 24 - 0.4 driver - 0.59 CUDA" in text("gpt2-1558m", "--on", "rtx-4090", "--all", code=1)
 
 
-def test_whether_it_fits_goes_by_the_interval_and_the_error_to_expect_of_the_peak(tmp_path, text, answer):
+def test_whether_it_fits_goes_by_its_probability(tmp_path, text, answer):
     """The peak stays, the board shrinks around it."""
     entry = answer("bloom-176b")
     peak = next(r["left"] for r in entry["figures"] if r["quantity"] == "peak_bytes" and r["stage"] is None)
@@ -269,14 +267,13 @@ def test_whether_it_fits_goes_by_the_interval_and_the_error_to_expect_of_the_pea
     assert memory["usable"] == memory["printed"] - memory["driver"] - memory["context"]
     assert (memory["printed"], memory["driver"]) == (80 * 2**30, 0.9 * 2**30)
     sheet = (ACCELERATORS / "a100_sxm_80gb.toml").read_text(encoding="utf-8")
-    error = peak_error(NO_KEEPING)
-    most, safe = error.interval(1.0)[1], error.safe_share
+    uncertainty = peak_uncertainty(PeakKind.FORMULA)
     for share, words, code in (
-        (0.999 / most, "fits: ", 0),
-        (1.001 / most, "probably fits: ", 0),
-        (safe - 0.001, "probably fits: ", 0),
-        (safe + 0.001, "may not fit: ", 0),
-        (1.001, "does not fit: ", 1),
+        (0.999 / uncertainty.interval(1.0)[1], "fits (90 % likely): ", 0),
+        (0.999 * uncertainty.room(1.0), "fits (75 % likely): ", 0),
+        (1.02 * uncertainty.room(1.0), "73 % likely to fit: ", 0),
+        (0.999, "50 % likely to fit: ", 0),
+        (1.02, "does not fit (48 % likely to): ", 1),
     ):
         printed = int(peak / share + memory["driver"] + memory["context"])
         path = tmp_path / f"board{code}.toml"

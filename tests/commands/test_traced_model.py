@@ -28,7 +28,7 @@ def test_a_module_of_ones_own_is_predicted_and_the_first_line_says_how(said):
     lines = said("predict", f"{FILE}:build", *ASKED).splitlines()
     assert lines[0].startswith("traced: Model of PyTorch ")
     assert lines[1] == "no formula: a module of your own, so its own code was executed"
-    assert lines[2].startswith("fits: ")
+    assert lines[2].startswith("fits (over 99 % likely): ")
     assert all(len(line) <= 80 for line in lines)
     assert "assumed: bf16 with fp32 weights (--precision)" in lines
     assert any(line.startswith("parameters: 2,616,832; buffers: 7 elements") for line in lines)

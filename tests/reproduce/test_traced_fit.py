@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from reference_runs.accelerator import accelerator
 from suite.job.dry_run_job import Moment
 from suite.job.trace_job import ModelSource, Sharding, StepTrace, TracedParameters, TraceJob
+from suite.predict.analytic.memory_uncertainty import PeakKind, peak_uncertainty
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.reproduce.traced_fit import Bracket, TracedFit, TracedQuestion, traced_fit
 
 ON = "h100-sxm"
-USABLE = int(usable_memory(accelerator(ON).board).usable)
+ROOM = int(peak_uncertainty(PeakKind.WALKED).room(usable_memory(accelerator(ON).board).usable))
 PARAMETERS = TracedParameters(total=1, trainable=1, by_dtype={"float32": 1}, buffers=0)
 JOB = TraceJob(source=ModelSource(module="model.py:build"), ranks=8)
 LAYOUTS = tuple(
@@ -92,34 +93,34 @@ def test_the_largest_size_is_that_of_tracing_every_one(
 
 @pytest.mark.parametrize("batch", [None, 96])
 def test_every_layout_has_its_largest_micro_batch_and_the_fastest_fits(batch: int | None) -> None:
-    model = Model(state=USABLE // 2, sample=USABLE // 40, layer=USABLE // 100)
+    model = Model(state=ROOM // 2, sample=ROOM // 40, layer=ROOM // 100)
     answer = fitted(model, batch=batch)
     allowed = [1, 2, 3, 4, 6, 12] if batch else [2**power for power in range(12)]
     for layout in LAYOUTS:
         tried = [job.micro_batch for job in model.jobs if sized(job, 1) == layout]
         peak_of = {size: model.peak(sized(layout, size)) for size in allowed}
-        assert max(size for size in allowed if peak_of[size] <= USABLE) in tried
+        assert max(size for size in allowed if peak_of[size] <= ROOM) in tried
     assert answer.fastest is not None
-    assert answer.fastest.trace.peak_bytes <= USABLE
+    assert answer.fastest.trace.peak_bytes <= ROOM
     assert answer.largest is not None
     if batch:
         assert {job.micro_batch * job.micro_batches for job in model.jobs} == {12}
     else:
         larger = answer.largest.job.micro_batch + 1
-        assert min(model.peak(sized(layout, larger)) for layout in LAYOUTS) > USABLE
+        assert min(model.peak(sized(layout, larger)) for layout in LAYOUTS) > ROOM
     assert answer.traces == len(model.jobs) == len(set(model.jobs))
     assert answer.traces <= 6 * len(LAYOUTS)
     assert answer.enough is None
 
 
 def test_the_fewest_accelerators_that_would_do_are_whole_nodes() -> None:
-    model = Model(state=30 * USABLE, sample=USABLE // 40, layer=USABLE // 100)
+    model = Model(state=30 * ROOM, sample=ROOM // 40, layer=ROOM // 100)
     answer = fitted(model, sharded=LAYOUTS[-1], network_bytes_per_second=50e9)
     assert answer.fastest is None
     assert answer.enough is not None
     ranks = answer.enough.job.ranks
     peaks = {number: model.peak(msgspec.structs.replace(LAYOUTS[-1], ranks=number)) for number in range(16, 97, 8)}
-    least = next(number for number, peak in peaks.items() if peak <= USABLE)
+    least = next(number for number, peak in peaks.items() if peak <= ROOM)
     assert ranks == least == 40
     of_batch = fitted(model, sharded=LAYOUTS[-1], network_bytes_per_second=50e9, batch=64)
     assert of_batch.enough is not None
@@ -127,7 +128,7 @@ def test_the_fewest_accelerators_that_would_do_are_whole_nodes() -> None:
 
 
 def test_no_number_of_accelerators_holds_a_sample_that_none_holds() -> None:
-    model = Model(state=USABLE, sample=5 * USABLE, layer=0)
+    model = Model(state=ROOM, sample=5 * ROOM, layer=0)
     assert fitted(model, sharded=LAYOUTS[-1]).enough is None
     assert fitted(model, sharded=None).enough is None
     assert fitted(model).smallest.job.recompute

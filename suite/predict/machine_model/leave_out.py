@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy
 
-from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel
+from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, PeakSpread
 from reference_runs.published import PublishedRow
 from reference_runs.published_tables import load_tables
 from suite.predict.analytic.step_time import StepTime
@@ -75,17 +75,12 @@ def held_out_errors(model: MachineModel, rows: Sequence[PreparedRow]) -> dict[st
 
 
 def left_out_scores(
-    model: MachineModel,
-    rows: Sequence[PreparedRow],
-    *,
-    peak_bytes: dict[str, float],
-    peak_excess: float,
-    peak_coverage: float,
+    model: MachineModel, rows: Sequence[PreparedRow], *, peaks: dict[str, PeakSpread], peak_coverage: float
 ) -> FitScores:
     """Errors of every row with its table, cluster, size or run left out, intervals, and errors without each term.
 
     Args:
-        peak_bytes, peak_excess, peak_coverage: see `FitScores`.
+        peaks, peak_coverage: see `FitScores`.
     """
     left = held_out_errors(model, rows)
     whole = errors(model, model.values(), rows)
@@ -111,9 +106,8 @@ def left_out_scores(
         all_terms=fmean([score.fitted for score in tables.values()]),
         half_width=half_widths(rows, left["table"], regimes),
         coverage={kind: coverage(rows, left[kind], regimes, _GROUPS[kind]) for kind in ("table", "cluster", "size")},
-        peak_bytes=peak_bytes,
-        peak_excess=peak_excess,
         peak_coverage=peak_coverage,
+        peaks=peaks,
         tables=tables,
         without_term={term: fmean(list(each.values())) for term, each in without_terms.items()},
         without_term_by_table=without_terms,

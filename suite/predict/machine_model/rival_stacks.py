@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.machine_model import machine_model
 from reference_runs.stack import SIZES, Generation, RecordedStack, stacks
+from suite.predict.analytic.memory_uncertainty import PeakKind, peak_kind
 
 
 def executes(software: RecordedStack, layout: Layout) -> bool:
@@ -22,10 +23,11 @@ def rival_stacks(chosen: str, accelerator: str, layout: Layout) -> Iterator[str]
     """Names of the other stacks that execute the layout; on later accelerators than the A100 none of 2021.
 
     This suite is no rival: nobody else's run was executed by it. Nor are steps that are walked through: not every
-    layout is described.
+    layout is described. Nor is nanotron, whose name alone means it: its peaks would hide what all others change.
     """
     later = machine_model().is_later(accelerator)
     for name, other in stacks().items():
         current = other.switches.generation is Generation.CURRENT
-        if name != chosen and not other.switches.keeping.walked and (current or not later) and executes(other, layout):
+        apart = peak_kind(other.switches.keeping) in (PeakKind.WALKED, PeakKind.NANOTRON)
+        if name != chosen and not apart and (current or not later) and executes(other, layout):
             yield name

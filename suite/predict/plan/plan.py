@@ -11,8 +11,8 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Offload
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory_uncertainty import peak_kind, peak_uncertainty
 from suite.predict.analytic.step_time import StepTime
-from suite.predict.machine_model.intervals import peak_error
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import fuses_attention, usual_layout
 from suite.predict.plan.asked import with_batch
@@ -43,7 +43,7 @@ class TrainingPlan(NamedTuple):
     """Best layouts of a training on so many accelerators.
 
     Args:
-        question: what was searched; its memory is the accelerator's less the error of predicted peaks.
+        question: what was searched; its memory is the largest peak that fits, see `PeakUncertainty.room`.
         tokens: trained on.
         result: counts of layouts, and the smallest.
         best: the fastest layouts, the first one first.
@@ -114,7 +114,7 @@ def question_of(
         base=msgspec.structs.replace(base, accumulation=None, shard_ranks=None, stage_layer_counts=None),
         machine=on.machine,
         ranks=ranks,
-        memory_bytes=on.machine.memory_bytes * peak_error(on.machine.stack.keeping).safe_share,
+        memory_bytes=peak_uncertainty(peak_kind(on.machine.stack.keeping)).room(on.machine.memory_bytes),
         layouts=on.stack.layouts,
         fused=(fuses_attention(run.architecture, on.stack),),
         fixed=fixed,

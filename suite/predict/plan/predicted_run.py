@@ -19,11 +19,12 @@ from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, uns
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.eager_modules import NO_KEEPING
+from suite.predict.analytic.memory_uncertainty import Fitting, PeakUncertainty, peak_kind, peak_uncertainty
 from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
-from suite.predict.machine_model.intervals import MemoryVerdict, PeakError, peak_error, step_interval
+from suite.predict.machine_model.intervals import step_interval
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import as_executed, usual_layout
 from suite.predict.plan.asked import (
@@ -105,14 +106,14 @@ class Predicted(NamedTuple):
         return step_interval(self.prediction.step, assumed=self.machine.beyond_tables)
 
     @property
-    def peak_error(self) -> PeakError:
-        """The error of the peak, as the stack's memory is predicted."""
-        return peak_error(self.machine.stack.switches.keeping if self.machine else NO_KEEPING)
+    def peak_uncertainty(self) -> PeakUncertainty:
+        """The uncertainty of the peak, as the stack's memory is predicted."""
+        return peak_uncertainty(peak_kind(self.machine.stack.switches.keeping if self.machine else NO_KEEPING))
 
     @property
     def peak_interval(self) -> tuple[float, float] | None:
         """Least and most bytes at the fullest instant, its 80 % interval; None where no memory is predicted."""
-        return None if self.peak_bytes is None else self.peak_error.interval(self.peak_bytes)
+        return None if self.peak_bytes is None else self.peak_uncertainty.interval(self.peak_bytes)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -122,15 +123,15 @@ class Predicted(NamedTuple):
 
     @property
     def peak_bytes(self) -> float | None:
-        """Tensors of the fullest stage at its fullest instant; None where no memory is predicted."""
+        """Bytes of the fullest stage at its fullest instant; None where no memory is predicted."""
         memory = self.prediction.memory if self.prediction else ()
         return max((stage.peak for stage in memory), default=None)
 
     @property
-    def memory_verdict(self) -> MemoryVerdict | None:
-        """Whether the fullest stage fits, as its interval says; None where its peak or the accelerator is not known."""
+    def fitting(self) -> Fitting | None:
+        """Whether the fullest stage fits; None where its peak or the accelerator is not known."""
         peak, usable = self.peak_bytes, self.memory_bytes
-        return None if peak is None or usable is None else self.peak_error.verdict(peak, usable)
+        return None if peak is None or usable is None else self.peak_uncertainty.fitting(peak, usable)
 
 
 class PredictionRequest(NamedTuple):

@@ -19,7 +19,7 @@ from reference_runs.published_tables import shipped_tables
 from reference_runs.run import Workload
 from reference_runs.stack import RecordedStack, stack
 from suite.predict.analytic.machine import Machine
-from suite.predict.machine_model.intervals import peak_error
+from suite.predict.analytic.memory_uncertainty import peak_kind, peak_uncertainty
 from suite.predict.machine_model.model import prepared_row, row_machine, run_machine
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import Found, search
@@ -106,7 +106,7 @@ def _ranked(published: _Published) -> RankedLayout:
         layout,
         published.machine,
         layout.ranks,
-        published.machine.memory_bytes * peak_error(published.machine.stack.keeping).safe_share,
+        peak_uncertainty(peak_kind(published.machine.stack.keeping)).room(published.machine.memory_bytes),
         published.stack.layouts,
         fixed=held,
     )

@@ -10,6 +10,7 @@ from reference_runs.layout import AXES, Layout, Offload, StageAssignment
 from reference_runs.run import Architecture, FlopConvention, Recipe
 from reference_runs.stack import SEARCHED, SIZES
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory_uncertainty import Fitting, PeakUncertainty, peak_kind, peak_uncertainty
 
 
 class Question(NamedTuple):
@@ -37,6 +38,15 @@ class Question(NamedTuple):
     fused: tuple[bool, ...] = (False,)
     fixed: Mapping[str, object] = {}
     convention: FlopConvention | None = None
+
+    @property
+    def peak_uncertainty(self) -> PeakUncertainty:
+        """The uncertainty of a peak, as the machine's stack executes it."""
+        return peak_uncertainty(peak_kind(self.machine.stack.keeping))
+
+    def fitting(self, peak: float) -> Fitting:
+        """Whether a peak of so many bytes fits into the usable memory."""
+        return self.peak_uncertainty.fitting(peak, self.machine.memory_bytes)
 
     def values(self, field: str, searched: Iterable[Any]) -> tuple[Any, ...]:
         """The fixed value of a field of the layout, or those that are searched."""

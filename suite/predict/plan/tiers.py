@@ -15,11 +15,11 @@ from reference_runs.model_sizes import ModelSize
 from reference_runs.run import Architecture, Position, Precision, Workload
 from reference_runs.stack import stack
 from suite.predict.analytic.adapters import adapted_memory
+from suite.predict.analytic.memory_uncertainty import PeakKind, peak_kind, peak_uncertainty
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.usable_memory import GIB, usable_memory
 from suite.predict.analytic.weight_formats import ELEMENT_BYTES, WeightFormat
-from suite.predict.machine_model.intervals import EVERY_TENSOR, peak_error
 from suite.predict.plan.serving import (
     CHUNK,
     MEMORY_SHARE,
@@ -72,8 +72,8 @@ class Card(NamedTuple):
         accelerator: its name in the catalog; None: the catalog has no card of this size.
         printed: bytes as printed.
         serving: bytes for serving, by the number of cards.
-        adapters: bytes for training adapters, whose every tensor is counted: the allocator's unused part stays free.
-        training: bytes for training all weights, of which `fit` says that it fits or probably fits.
+        adapters: bytes of the largest peak for training adapters, whose every tensor is counted, that fits.
+        training: bytes of the largest peak for training all weights of which `fit` says that it fits.
     """
 
     accelerator: str | None
@@ -152,8 +152,8 @@ def _card(device: Accelerator, name: str | None) -> Card:
     question = _question(device, 1, 1)
     serving = {cards: question.room(cards) for cards in (1, NODE)}
     usable = usable_memory(device.board).usable
-    adapters, training = EVERY_TENSOR, peak_error(stack(SHARDING).switches.keeping)
-    rooms = (error.safe_share * usable for error in (adapters, training))
+    adapters, training = PeakKind.WALKED, peak_kind(stack(SHARDING).switches.keeping)
+    rooms = (peak_uncertainty(kind).room(usable) for kind in (adapters, training))
     return Card(name, device.board.memory_bytes, serving, *rooms)
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from reference_runs.run import Precision
 from suite.job.trace_job import NumberFormat, StepTrace, TraceJob
 from suite.machine.profile import Profile
+from suite.predict.analytic.memory_uncertainty import Fitting, PeakKind, peak_uncertainty
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.machine_model.from_profile import profiled_operators
-from suite.predict.machine_model.intervals import EVERY_TENSOR, MemoryVerdict
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.traced_run.figures import step_flop
 from suite.predict.traced_run.operator_time import OperatorRates
@@ -41,9 +41,14 @@ class TracedPrediction(NamedTuple):
     time: TracedTime | None
 
     @property
-    def verdict(self) -> MemoryVerdict:
+    def fitting(self) -> Fitting:
         """Whether it fits."""
-        return EVERY_TENSOR.verdict(self.trace.peak_bytes, self.memory.usable)
+        return peak_uncertainty(PeakKind.WALKED).fitting(self.trace.peak_bytes, self.memory.usable)
+
+    @property
+    def room(self) -> float:
+        """Bytes of the largest peak that fits."""
+        return peak_uncertainty(PeakKind.WALKED).room(self.memory.usable)
 
     @property
     def samples(self) -> int:

@@ -25,6 +25,7 @@ from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
+from suite.predict.validation.measured_peaks import inside, measured_peak
 from suite.predict.validation.software import FrameworkReading, framework_readings
 
 NANOTRON = "nanotron"  # the stack whose log's memory is predicted
@@ -80,6 +81,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         step_seconds_max: the signed error that is largest in size.
         constant_mfu_mape: mean absolute error of the best constant MFU, `constant_mfu`, on the same rows.
         peak_bytes_rows: rows whose memory was measured, those whose time alone does not count included.
+        peak_bytes_inside: of those, rows inside the 80 % interval of a peak that `predict` prints.
         assumed: what was assumed, and in how many used rows.
         fits: None where no row failed.
         implausible_rows: that count, but whose measured time no machine can reach.
@@ -101,6 +103,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     constant_mfu: float | None
     peak_bytes_rows: int
     peak_bytes_bias: float | None
+    peak_bytes_inside: int
     fits: Fits | None
     assumed: dict[str, int]
     skipped_rows: list[SkippedLine]
@@ -141,7 +144,9 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     reason = not_described(workload)
     if row.stack != NANOTRON or reason:
         if row.stack == NANOTRON:
-            row = msgspec.structs.replace(row, assumed=(*row.assumed, f"memory as of other stacks: {reason}"))
+            row = msgspec.structs.replace(
+                row, assumed=(*row.assumed, f"memory by the formula of other stacks: {reason}")
+            )
         peak = peak_bytes(workload, micro_batches=micro_batches, keeping=stack(row.stack).switches.keeping)
         return RowPrediction(row, seconds, peak, peak)
     device_bytes = prepared.device.board.memory_bytes
@@ -159,7 +164,7 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
     errors = relative_errors([each.step_seconds for each in timed], measured)
     others, _ = _predictions([each.row for each in table.skipped if each.row is not None])
     weighed = _weighed(table, predicted, others)
-    of_peaks = _peak_errors(weighed)
+    of_peaks = relative_errors([each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed])
     mfu, mfu_error = constant_mfu([each.row for each in timed])
     by_distance = sorted(zip(timed, errors, strict=True), key=lambda pair: -distance(pair[1]))
     return Score(
@@ -176,6 +181,7 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
         constant_mfu=mfu,
         peak_bytes_rows=len(weighed),
         peak_bytes_bias=_percent(_mean(of_peaks)),
+        peak_bytes_inside=inside([measured_peak(each.row) for each in weighed]),
         fits=_fits(predicted, others),
         assumed=dict(Counter(words for each in predicted for words in each.row.assumed)),
         skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
@@ -211,17 +217,6 @@ def _weighed(
     of_memory = {each.line for each in table.skipped if each.memory_counts}
     weighed = [*predicted, *(each for each in others if each.row.line in of_memory)]
     return [each for each in weighed if each.row.peak_bytes is not None]
-
-
-def _peak_errors(weighed: Sequence[RowPrediction]) -> list[float]:
-    return relative_errors([each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed])
-
-
-def peak_errors(table: PublishedTable) -> list[float]:
-    """The relative error of each predicted peak of the table whose peak was measured."""
-    measured = [row for row in table.rows if row.peak_bytes is not None]
-    measured += [each.row for each in table.skipped if each.memory_counts and each.row and each.row.peak_bytes]
-    return _peak_errors(_predictions(measured)[0])
 
 
 def _implausible(rows: Sequence[PublishedRow]) -> Iterator[SkippedLine]:

@@ -11,6 +11,7 @@ from reference_runs.machine_model import chosen_edition
 from reference_runs.published_tables import PUBLISHED
 from reference_runs.run import ReferenceRun, Workload
 from suite.paths import program
+from suite.predict.analytic.memory_uncertainty import Fitting
 from suite.predict.plan.predicted_run import Predicted
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
@@ -92,7 +93,7 @@ def layout_content(shown: View) -> Content:
         "accelerators": predicted.layout.ranks if predicted.layout else None,
         "accelerator": machine.accelerator.name if machine else None,
         "memory_limit": predicted.memory_bytes,
-        "verdict": predicted.memory_verdict,
+        **fitting_content(predicted.fitting),
         "intervals": {str(quantity): list(ends) for quantity, ends in predicted.intervals.items()},
         "not_predicted": list(map(in_controls, predicted.missing)),
         "notes": _notes(predicted),
@@ -114,6 +115,13 @@ def layout_content(shown: View) -> Content:
         "instants": [stage.fullest_instant()[0] for stage in shown.stages],
     }
     return found | _of_machine(shown)
+
+
+def fitting_content(fitting: Fitting | None) -> Content:
+    """Whether a peak fits: the verdict, the words with the probability, and the probability; None: not known."""
+    if fitting is None:
+        return {"verdict": None, "fits": None, "probability_fits": None}
+    return {"verdict": fitting.verdict, "fits": fitting.words, "probability_fits": fitting.probability}
 
 
 def _notes(predicted: Predicted) -> list[str]:

@@ -22,7 +22,7 @@ from suite.predict.analytic.machine import Machine
 from suite.predict.plan.asked import USUAL_ACCELERATOR, check_positive
 from suite.predict.traced_run.operator_time import OperatorRates, operator_seconds, product_sizes
 from suite.predict.traced_run.prediction import TracedPrediction, traced_prediction
-from suite.report.explore.content import Content
+from suite.report.explore.content import Content, fitting_content
 from suite.report.explore.controls import Control, PagePart
 from suite.report.explore.why import SUM, Number, Why
 from suite.reproduce.traced import traced
@@ -214,7 +214,7 @@ def _view(predicted: TracedPrediction, state: TracedState) -> Content:
         "accelerators": predicted.job.ranks,
         "accelerator": predicted.machine.accelerator.name,
         "memory_limit": predicted.memory.usable,
-        "verdict": predicted.verdict,
+        **fitting_content(predicted.fitting),
         "intervals": {},
         "not_predicted": [] if time is not None else [predicted.machine.missing],
         "notes": _notes(predicted, state),

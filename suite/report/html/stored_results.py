@@ -127,8 +127,7 @@ def _says(result: DryRunResult) -> str:
         )
     if result.board is not None:
         name, memory = result.board
-        fits = "It fits" if peak <= memory else "It does not fit"
-        words.append(f"{fits} {name}: {peak / memory:.0%} of its {memory / GIB:,.4g} GiB.")
+        words.append(f"That is {peak / memory:.0%} of the {memory / GIB:,.4g} GiB of {name}.")
     return " ".join(words)
 
 

@@ -9,6 +9,8 @@ from reference_runs.accelerator import Accelerator
 from reference_runs.layout import layout_text
 from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Quantity
+from suite.predict.analytic.memory_uncertainty import Fitting, PeakKind, peak_uncertainty
+from suite.predict.analytic.usable_memory import usable_memory
 from suite.report.terminal.tables import (
     VERDICT_COLOURS,
     difference,
@@ -23,7 +25,7 @@ from suite.reproduce.dry_run.depth_line import FEW
 GIB = 2**30
 TFLOP = 1e12
 LISTED_FAILURES = 6
-NOT_INCLUDED = "without CUDA's context, workspaces of libraries, NCCL's buffers and what the allocator cannot use"
+NOT_INCLUDED = "without workspaces of libraries and NCCL's buffers"
 
 
 def print_dry_run(out: Console, run: DryRun, board: Accelerator | None, *, complete: bool) -> None:
@@ -110,10 +112,14 @@ def fit_lines(run: DryRun, board: Accelerator | None) -> list[str]:
     """Whether the fullest rank fits an accelerator; none where none is named."""
     if board is None:
         return []
-    peak, memory = run.fullest.step.counts.peak_bytes, board.board.memory_bytes
-    fits = "fits" if peak <= memory else "does not fit"
-    share = peak / memory
-    return [f"{fits} {board.name}: {share:.0%} of its {memory / GIB:.4g} GiB, {NOT_INCLUDED}"]
+    room = f"{run.fullest.step.counts.peak_bytes / GIB:,.4g} of {usable_memory(board.board).usable / GIB:,.4g} GiB"
+    return [f"{fitting_of(run, board).words}: {room} usable on {board.name}, {NOT_INCLUDED}"]
+
+
+def fitting_of(run: DryRun, board: Accelerator) -> Fitting:
+    """Whether the fullest rank fits an accelerator."""
+    usable = usable_memory(board.board).usable
+    return peak_uncertainty(PeakKind.WALKED).fitting(run.fullest.step.counts.peak_bytes, usable)
 
 
 def print_side_by_side(out: Console, runs: list[DryRun]) -> None:

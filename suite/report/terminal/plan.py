@@ -13,7 +13,7 @@ from reference_runs.layout import Layout, Offload, layout_text
 from reference_runs.run import Workload
 from reference_runs.units import printed
 from suite.predict.analytic.offload import UPDATE_SECONDS, UPDATED_PARAMETERS
-from suite.predict.machine_model.intervals import EVERY_TENSOR, MemoryVerdict, PeakError, peak_error, step_interval
+from suite.predict.machine_model.intervals import step_interval
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import Assumed
 from suite.predict.plan.changes import HelpfulChange
@@ -60,15 +60,16 @@ def print_plan(out: Console, plan: TrainingPlan) -> None:
             return
         smallest = result.smallest
         needed = f"{smallest.figures.peak_bytes / GIB:,.1f} GiB with {layout_text(smallest.layout, complete=True)}"
-        print_folded(out, f"{_verdict(smallest, question)}: the least is {needed}; {_room_words(question)}", "bold red")
+        words = question.fitting(smallest.figures.peak_bytes).words
+        print_folded(out, f"{words}: the least is {needed}; {_room_words(question)}", "bold red")
         return
     computed = result.considered - result.left_out
     print_folded(out, f"fits: {result.fitting:,} of {computed:,} layouts; {_room_words(question)}", "green")
     out.print()
     _print_layouts(out, ["", *_titles(plan)], _rows(plan), [_short(each, question) for each in plan.best])
-    verdicts = {_verdict(each.found, question) for each in plan.best}
-    if MemoryVerdict.PROBABLY in verdicts:
-        print_folded(out, f"probably fits: {uncertain_words(_error(question))}")
+    least, most = question.peak_uncertainty.interval(1.0)
+    times = f"{least:.2f} to {most:.2f} times the predicted one"
+    print_folded(out, f"fits: the probability of it; 80 % of measured peaks are {times}")
     equal = f"layouts as fast as the first, within the error of a step time ({plan.uncertainty:.0%})"
     print_folded(out, f"= marks {equal}: {result.within:,} of all that fit".replace("%", " %"))
 
@@ -79,26 +80,10 @@ def undivided_words(question: Question) -> str:
     return f"no layout deals the batch of {batch} and the model to {question.ranks:,} accelerators"
 
 
-def uncertain_words(error: PeakError) -> str:
-    """The words for what measured peaks have beyond the predicted tensors."""
-    most = f"up to {100 * (error.interval(1.0)[1] - 1):.0f} %"
-    if error is EVERY_TENSOR:
-        return f"PyTorch's allocator reserved {most} more than its tensors have"
-    return f"80 % of published peaks are {most} above their tensors"
-
-
 def _room_words(question: Question) -> str:
     """How much of the memory a layout may fill."""
     limit, memory = question.memory_bytes / GIB, question.machine.memory_bytes / GIB
     return f"at most {limit:,.1f} of {memory:,.1f} usable GiB are filled"
-
-
-def _verdict(found: Found, question: Question) -> MemoryVerdict:
-    return _error(question).verdict(found.figures.peak_bytes, question.machine.memory_bytes)
-
-
-def _error(question: Question) -> PeakError:
-    return peak_error(question.machine.stack.keeping)
 
 
 def _bill_columns(bills: Sequence[TrainingBill]) -> dict[str, list[str]]:
@@ -120,7 +105,7 @@ def _columns(plan: TrainingPlan) -> dict[str, list[str]]:
         "GiB": [f"{each.peak_bytes / GIB:,.1f}" for each in figures],
         "MFU %": [f"{100 * each.mfu:.1f}" for each in figures],
         **_bill_columns([each.training for each in plan.best]),
-        "memory": [_verdict(each.found, plan.question).value for each in plan.best],
+        "fits": [plan.question.fitting(each.peak_bytes).percent for each in figures],
     }
 
 
@@ -260,16 +245,14 @@ def print_fit_answer(
     where = where_words(name, machine, question.ranks) + (" and switches of any software" if any_software else "")
     if result.best:
         fastest = result.best[0]
-        verdict = _verdict(fastest, question)
-        colour = "bold green" if verdict is MemoryVerdict.FITS else "bold yellow"
-        print_folded(
-            out, f"{verdict}: {where}; {result.fitting:,} of {result.considered - result.left_out:,} layouts do", colour
-        )
+        words = question.fitting(fastest.figures.peak_bytes).words
+        computed = result.considered - result.left_out
+        print_folded(out, f"{words}: {where}; {result.fitting:,} of {computed:,} layouts do", "bold green")
         _print_fastest(out, fastest, question, machine)
     elif result.smallest is None:
         print_folded(out, f"does not divide: {where}; {undivided_words(question)}", "bold red")
     else:
-        print_folded(out, f"{_verdict(result.smallest, question)}: {where}", "bold red")
+        print_folded(out, f"{question.fitting(result.smallest.figures.peak_bytes).words}: {where}", "bold red")
     for words in remedies(answer.ranks, answer.batch) if not result.best else ():
         print_folded(out, words, "")
     if result.smallest is not None:
@@ -303,9 +286,9 @@ def _print_fastest(out: Console, fastest: Found, question: Question, machine: Ru
     seconds, low, high = fixed([figures.step_seconds, least, most], 3)
     rates = f"{figures.tokens_per_second:,.0f} tokens/s, MFU {percent(figures.mfu)}"
     print_folded(out, f"step time: {seconds} s (80 %: {low} to {high} s), {rates}", "")
-    least, most = (end / GIB for end in _error(question).interval(figures.peak_bytes))
-    room = f"of {question.machine.memory_bytes / GIB:,.1f} usable"
-    print_folded(out, f"memory: {least:,.1f} GiB {room} (80 %: {least:,.1f} to {most:,.1f} GiB)", "")
+    least, most = (end / GIB for end in question.peak_uncertainty.interval(figures.peak_bytes))
+    memory = f"{figures.peak_bytes / GIB:,.1f} GiB of {question.machine.memory_bytes / GIB:,.1f} usable"
+    print_folded(out, f"memory: {memory} (80 %: {least:,.1f} to {most:,.1f} GiB)", "")
 
 
 def remedies(ranks: int | None, batch: int | None) -> Iterator[str]:

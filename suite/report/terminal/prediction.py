@@ -10,9 +10,9 @@ from reference_runs.units import printed
 from suite.metrics.comparison import Row
 from suite.metrics.difference_words import difference_in_words, direction_of
 from suite.metrics.figures import Quantity
+from suite.predict.analytic.memory_uncertainty import Fitting, MemoryVerdict
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.usable_memory import UsableMemory
-from suite.predict.machine_model.intervals import MemoryVerdict
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
 from suite.predict.recorded_run.prediction import RankMemory
@@ -37,12 +37,7 @@ _MAIN = (
     Quantity.COST,
 )
 _IF_PUBLISHED = (Quantity.MODEL_FLOP_PER_SECOND, Quantity.HARDWARE_FLOP_PER_SECOND)
-_COLOURS = {
-    MemoryVerdict.FITS: "green",
-    MemoryVerdict.PROBABLY: "yellow",
-    MemoryVerdict.DOUBTFUL: "bold yellow",
-    MemoryVerdict.NOT: "bold red",
-}
+FITTING_COLOURS = {MemoryVerdict.FITS: "green", MemoryVerdict.LIKELY: "yellow", MemoryVerdict.NOT: "red"}
 _STAGE_CELLS = 12  # of a stage's bar
 STAGE_ROWS = 16  # of a pipeline; of a longer one the first 12 and the last 3 stages are printed
 
@@ -284,20 +279,19 @@ def _runs(stages: tuple[RankMemory, ...]) -> list[tuple[int, int, RankMemory]]:
     return runs
 
 
-def print_fit(
-    out: Console, stages: Sequence[RankMemory], memory: UsableMemory | None, verdict: MemoryVerdict | None
-) -> None:
+def print_fit(out: Console, stages: Sequence[RankMemory], memory: UsableMemory | None, fitting: Fitting | None) -> None:
     """Print whether the fullest stage fits into what of an accelerator's memory is usable, and what is not."""
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     peak = stages[fullest].peak
     instant, _ = stages[fullest].fullest_instant()
     where = f"fullest {f'on stage {fullest} ' if len(stages) > 1 else ''}{instant}"
     need = f"{peak / GIB:,.1f} GiB"
-    if memory is None or verdict is None:
+    if memory is None or fitting is None:
         print_folded(out, f"peak memory: {need}, {where}", "")
         return
     usable = memory.usable
-    print_folded(out, f"{verdict}: {need} of {usable / GIB:,.1f} usable, {where}", _COLOURS[verdict])
+    words = f"{fitting.words}: {need} of {usable / GIB:,.1f} usable, {where}"
+    print_folded(out, words, f"bold {FITTING_COLOURS[fitting.verdict]}")
 
 
 def print_figures(out: Console, rows: Sequence[Row], intervals: Mapping[str, tuple[float, float]]) -> int:

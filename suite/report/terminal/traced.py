@@ -54,8 +54,8 @@ def print_traced(
     print_folded(out, f"traced: {trace.model} of {trace.software}, {how}", "bold")
     print_folded(out, f"no formula: {reason}, so its own code was executed")
     on = f"{job.ranks:,} {predicted.machine.accelerator.name}"
-    usable = predicted.memory.usable / GIB
-    print_folded(out, f"{predicted.verdict}: {_need(trace.peak_bytes)} of {usable:,.1f} GiB usable on {on}", "bold")
+    room = f"{_need(trace.peak_bytes)} of {predicted.memory.usable / GIB:,.1f} GiB usable on {on}"
+    print_folded(out, f"{predicted.fitting.words}: {room}", "bold")
     print_folded(out, _job_words(job, trace.sequence))
     for line in assumed:
         print_folded(out, f"assumed: {line}")

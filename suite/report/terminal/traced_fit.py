@@ -8,9 +8,9 @@ from rich.console import Console
 
 from suite.job.trace_layout import layout_words
 from suite.predict.analytic.usable_memory import GIB
-from suite.predict.machine_model.intervals import MemoryVerdict
 from suite.predict.traced_run.prediction import TracedPrediction
 from suite.report.terminal.plan import samples
+from suite.report.terminal.prediction import FITTING_COLOURS
 from suite.report.terminal.tables import print_folded, print_table
 from suite.reproduce.traced_fit import TracedFit, fits
 
@@ -23,12 +23,11 @@ def print_traced_fit(out: Console, name: str, answer: TracedFit, *, reason: str,
         assumed: what nobody said, each with the option that changes it.
     """
     best, smallest, question = answer.fastest, answer.smallest, answer.question
-    verdict = (best or smallest).verdict
-    colour = {MemoryVerdict.FITS: "bold green", MemoryVerdict.NOT: "bold red"}.get(verdict, "bold yellow")
+    fitting = (best or smallest).fitting
     of_layouts = answer.of_layouts
-    fitting = sum(map(fits, of_layouts))
     where = f"{name} on {question.ranks:,} {smallest.machine.accelerator.name}"
-    print_folded(out, f"{verdict}: {where}, traced; {fitting} of {len(of_layouts)} layouts do", colour)
+    words = f"{fitting.words}: {where}, traced; {sum(map(fits, of_layouts))} of {len(of_layouts)} layouts do"
+    print_folded(out, words, f"bold {FITTING_COLOURS[fitting.verdict]}")
     print_folded(out, f"no formula: {reason}, so its own code was executed", "")
     if best is not None:
         print_folded(out, f"fastest: {layout_words(best.job)}; {_step_words(best)}", "")
@@ -73,11 +72,11 @@ def _print_layouts(out: Console, steps: Sequence[TracedPrediction]) -> None:
             "" if step.time is None else f"{step.time.total_seconds:,.3f}",
             "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}",
             _gib(step),
-            step.verdict.value,
+            step.fitting.percent,
         ]
         for step in ordered
     ]
-    print_table(out, rows, ["layout", "step s", "tokens/s", "GiB", "memory"], right=("step s", "tokens/s", "GiB"))
+    print_table(out, rows, ["layout", "step s", "tokens/s", "GiB", "fits"], right=("step s", "tokens/s", "GiB", "fits"))
 
 
 def _step_words(step: TracedPrediction) -> str:

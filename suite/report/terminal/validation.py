@@ -18,6 +18,7 @@ GIB = 2**30
 SHOWN_REASONS = 10  # of a table's skipped rows
 SHOWN_LINES = 4  # of the rows that share a reason
 READ_LINES = 10  # on what was read, of all tables together, without --all
+ENOUGH_PEAKS = 40  # that say how many lie inside their interval
 ITEM_LINES = 2  # that one of them takes at most; what it lists further is counted
 _WHICH = (
     "step time, constant MFU, peak memory: mean absolute error, in percent of what was measured; constant MFU: of the "
@@ -47,6 +48,11 @@ def print_scores(
         for line in skipped_lines(score.implausible_rows):
             print_folded(out, f"implausible: {score.table}, {line}", "yellow")
     print_folded(out, _WHICH)
+    measured = sum(score.peak_bytes_rows for score in scores)
+    held = sum(score.peak_bytes_inside for score in scores)
+    if measured >= ENOUGH_PEAKS:
+        share = f"{100 * held / measured:.0f} %"
+        print_folded(out, f"{share} of {measured} measured peaks are inside the 80 % interval that predict prints")
     if complete:
         for facts, score in scored:
             out.print()

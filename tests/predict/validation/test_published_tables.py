@@ -61,7 +61,7 @@ def test_step_times_of_every_table_are_within_its_bound_and_nearer_than_by_one_c
         ({"model": "Llama-3.1-8B"}, None),
     ],
 )
-def test_memory_of_nanotron_that_its_formula_does_not_describe_is_that_of_other_stacks(
+def test_memory_of_nanotron_that_its_formula_does_not_describe_is_by_the_formula_of_other_stacks(
     tmp_path: Path, cells: dict[str, str], reason: str | None
 ) -> None:
     stated = {"framework": "nanotron", "gpu": "h100", "gpus": "16", "tp": "2", "pp": "4", "global_batch": "16"}
@@ -71,7 +71,7 @@ def test_memory_of_nanotron_that_its_formula_does_not_describe_is_that_of_other_
     score = table_score(load_table(path), worst=0)
     assert (score.used, score.peak_bytes_rows, score.skipped_reasons) == (1, 1, {})
     said = [words for words in score.assumed if words.startswith("memory")]
-    assert said == ([f"memory as of other stacks: {reason}"] if reason else [])
+    assert said == ([f"memory by the formula of other stacks: {reason}"] if reason else [])
 
 
 @pytest.mark.parametrize("name", MOST_PERCENT)

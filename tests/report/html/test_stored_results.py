@@ -157,7 +157,7 @@ def test_the_picture_says_which_step_its_area_is_and_draws_the_whole_step_s_peak
     assert "384 ranks of 12 kinds: pass, 197 exact figures agree" in plot.says
     assert "holds 70 GiB at most in a whole step, in its backward pass; predicted: 71 GiB." in plot.says
     assert "a step of 3 micro-batches, which was executed; the whole has 8" in plot.says
-    assert "It fits a100-sxm-80gb: 88% of its 80 GiB." in plot.says
+    assert "That is 88% of the 80 GiB of a100-sxm-80gb." in plot.says
     areas = {trace["name"]: trace["y"] for trace in plot.traces if "stackgroup" in trace}
     assert areas == {"weights": [4.0, 4.0, 4.0], "message buffers": [0.0, 0.0, 0.0], "backward pass": [0.0, 60.0, 0.0]}
     lines = {trace["name"]: trace["y"] for trace in plot.traces if "stackgroup" not in trace}

@@ -10,7 +10,7 @@ window.explore = (() => {
     "communication buffers and gathered weights", "layers still to do", "temporary", "activations of later micro-batches",
     "gradient copy", "copies of weights in the products' format"];
   const PASSES = { F: "forward", B: "backward", I: "gradients of inputs", W: "gradients of weights" };
-  const TONES = { "fits": "fits", "probably fits": "doubtful", "may not fit": "doubtful", "does not fit": "refused" };
+  const TONES = { "fits": "fits", "likely to fit": "doubtful", "does not fit": "refused" };
   const opened = new Set();
   let last = null;
   let searched = null;  // what the numbers of accelerators were searched for
@@ -66,7 +66,7 @@ window.explore = (() => {
       if (needed && view.memory_limit) {
         const { unit, text } = column([needed, view.memory_limit], "byte"), room = `${text(needed)} of ${text(view.memory_limit)} ${unit}`;
         const beyond = view.intervals.peak_bytes ? ` (80%: ${interval(view.intervals.peak_bytes, "peak_bytes")})` : "";
-        words.push(`${view.verdict[0].toUpperCase()}${view.verdict.slice(1)}: ${room} usable${beyond}`);
+        words.push(`${view.fits[0].toUpperCase()}${view.fits.slice(1)}: ${room} usable${beyond}`);
       }
       const seconds = whole(view);
       if (seconds) words.push(`${read(seconds, "step_seconds")} a step${view.intervals.step_seconds ? ` (80%: ${interval(view.intervals.step_seconds, "step_seconds")})` : ""}`);
