@@ -192,15 +192,6 @@ def _memory_figures(workload: Workload, machine: Machine | None, prediction: Run
             for part, value in memory.fullest_instant()[1].items()
             if value
         ]
-    if prediction.reserved_bytes is not None:
-        figures.append(
-            Figure(
-                Quantity.PEAK_BYTES,
-                prediction.reserved_bytes,
-                term="reserved",
-                convention="PyTorch's caching allocator without fragmentation",
-            )
-        )
     keeping = machine.stack.keeping if machine else NO_KEEPING
     figures += [
         Figure(Quantity.ACTIVATION_BYTES, value, term=kind, convention=OF_A_LAYER)

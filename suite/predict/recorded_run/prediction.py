@@ -11,7 +11,6 @@ from reference_runs.layout import Layout, stages_word
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Keeping
 from suite.machine.half_precision import Kernels
-from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import flop_conventions
@@ -37,7 +36,6 @@ class RunPrediction(NamedTuple):
         parameters: by part.
         flop: of one step, under every named convention.
         memory: of one rank of every pipeline stage.
-        reserved_bytes: by the allocator, on a rank of the fullest stage; None of a step that is walked through.
         traffic: of one rank of the stages that may be the slowest, by stage.
         step: of the slowest stage.
     """
@@ -48,7 +46,6 @@ class RunPrediction(NamedTuple):
     flop: dict[str, float]
     first_loss: float | None
     memory: tuple[RankMemory, ...]
-    reserved_bytes: float | None
     traffic: dict[int, list[Traffic]]
     bubble_fraction: float | None
     step: StepTime | None
@@ -68,7 +65,7 @@ def prediction_without_layout(
     if plain and architecture.norm.before:
         with absent.unless("first loss"):
             loss = first_loss(architecture, recipe)
-    return RunPrediction(parameter_counts(architecture), needed, None, flop, loss, (), None, {}, None, None)
+    return RunPrediction(parameter_counts(architecture), needed, None, flop, loss, (), {}, None, None)
 
 
 def run_prediction(
@@ -130,11 +127,5 @@ def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
 def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping, kernels: Kernels) -> RunPrediction:
     if keeping.walked:
         return prediction._replace(memory=tuple(walked_by_stage(workload, execution=Execution.of(kernels, keeping))))
-    layout, micro_batches = workload.layout, micro_batches_held(workload.recipe, workload.layout)
-    memory = tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping))
-    # as for `peak_bytes`: no stage between the second and the last holds more than the second
-    fullest = max(timed_stages(workload.architecture, layout), key=lambda stage: memory[stage].peak)
-    reserved = reserved_peak_bytes(
-        workload, memory[fullest], stage=fullest, micro_batches=micro_batches, keeping=keeping
-    )
-    return prediction._replace(memory=memory, reserved_bytes=reserved)
+    micro_batches = micro_batches_held(workload.recipe, workload.layout)
+    return prediction._replace(memory=tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping)))

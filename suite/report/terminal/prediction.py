@@ -156,11 +156,7 @@ _SHOWN = (
 
 def _tells(row: Row) -> bool:
     """Whether a row with a term is a figure of its own, not a part of another."""
-    return (
-        row.quantity == Quantity.COST
-        or row.term == "reserved"
-        or (row.quantity == Quantity.PARAMETERS and row.convention is None)
-    )
+    return row.quantity == Quantity.COST or (row.quantity == Quantity.PARAMETERS and row.convention is None)
 
 
 def _print_parts(out: Console, title: str, rows: Sequence[Row]) -> None:
