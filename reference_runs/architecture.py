@@ -23,6 +23,7 @@ from reference_runs.quantities import Count, Epsilon, Layers, NotNegativeCount, 
 
 _ROTARY = ("rotary_dim", "rotary_base")
 _ROTARY_SCALING = ("rotary_scaling_factor", "rotary_scaling_low", "rotary_scaling_high", "rotary_scaling_sequence")
+_LINEAR = ("linear_heads", "linear_key_heads", "linear_key_dim", "linear_value_dim", "linear_convolution")
 _WITH_EXPERTS = ("experts_per_token", "gate", "balancing")
 _OF_EXPERTS = (
     "expert_ffn_hidden",
@@ -59,8 +60,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             each other.
         scaled_embedding: whether embeddings are multiplied by sqrt(hidden) (Gemma).
         sliding_window: positions, its own included, that a token attends to.
-        full_every: with a sliding window, every so many layers the last one is without it (gpt-oss: 2); None: all have
-            it.
+        full_every: with a sliding window, or linear attention, every so many layers the last one attends to all
+            positions (gpt-oss: 2, Qwen3-Next: 4); None: none of them.
+        linear_heads: heads of linear attention's values, its `linear_value_dim` wide, by the gated delta rule.
+        linear_key_heads: heads of its queries and keys, `linear_key_dim` wide, each of which several value heads share.
+        linear_convolution: positions that its causal convolution of queries, keys and values sees.
+        attention_gate: whether a sigmoid of further columns of the queries' projection weighs attention's context.
         attention_sinks: whether each head has a learned score that takes a share of its softmax and no value.
         query_rank: width to which latent attention compresses queries; None: they are not compressed.
         key_value_rank: width to which latent attention compresses keys and values together. Of a head's `head_dim`,
@@ -120,6 +125,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sliding_window: Tokens | None = None
     full_every: Count | None = None
     attention_sinks: bool = False
+    linear_heads: Count | None = None
+    linear_key_heads: Count | None = None
+    linear_key_dim: Count | None = None
+    linear_value_dim: Count | None = None
+    linear_convolution: Count | None = None
+    attention_gate: bool = False
     mean_document: Tokens | None = None
     query_rank: Count | None = None
     key_value_rank: Count | None = None
@@ -152,13 +163,22 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return BiasPlaces(attention, projection, feed_forward, norm and norms, self.head_bias)
 
     @property
+    def linear(self) -> bool:
+        """Whether all layers have linear attention: those of `other_kind` where some attend to all positions."""
+        return self.linear_heads is not None and self.full_every is None
+
+    @property
     def query_width(self) -> int:
         """Columns of all heads' queries."""
+        if self.linear:
+            return (self.linear_key_heads or 0) * (self.linear_key_dim or 0)
         return self.heads * self.head_dim
 
     @property
     def context_width(self) -> int:
         """Columns of all heads' values, and of the context that the projection reads."""
+        if self.linear:
+            return (self.linear_heads or 0) * (self.linear_value_dim or 0)
         return self.heads * (self.value_head_dim or self.head_dim)
 
     @property
@@ -198,10 +218,38 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def full_layers(self) -> int:
-        """Layers that attend to all positions: without a window all, with one those that `full_every` leaves out."""
-        if self.sliding_window is None:
+        """Layers that attend to all positions: of those with a window or linear attention what `full_every` says."""
+        if self.sliding_window is None and self.linear_heads is None:
             return self.layers
         return self.layers // self.full_every if self.full_every else 0
+
+    @property
+    def first_kind_layers(self) -> int:
+        """Layers of `first_kind`; 0 where all layers have the same parts."""
+        return self.full_layers if self._mixes else self.dense_layers
+
+    def is_of_first_kind(self, layer: int) -> bool:
+        """Whether layer number `layer`, from 0, is of `first_kind`."""
+        if self._mixes:
+            return (layer + 1) % (self.full_every or 1) == 0
+        return layer < self.dense_layers
+
+    @property
+    def first_kind(self) -> Architecture:
+        """The same with dense layers alone, or with those alone that attend to all positions beside linear ones."""
+        if self._mixes:
+            return msgspec.structs.replace(self, full_every=None, **dict.fromkeys(_LINEAR))
+        return self.of_dense_layers
+
+    @property
+    def other_kind(self) -> Architecture:
+        """The same with the other layers alone."""
+        return msgspec.structs.replace(self, full_every=None) if self._mixes else self
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether layers that attend to all positions stand among those with linear attention."""
+        return self.linear_heads is not None and self.full_every is not None
 
     def check(self, where: str) -> None:
         """Refuse shapes that contradict themselves.
@@ -227,6 +275,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         yield from self._rotary_scaling_mistakes(where)
         yield from self._latent_mistakes(where)
         yield from self._expert_mistakes(where)
+        linear = self.linear_heads is not None
+        yield from belonging_mistakes("architecture", self, _LINEAR, "linear attention", is_needed=linear, where=where)
+        if linear and (self.linear_heads or 0) % (self.linear_key_heads or 1):
+            what = f"architecture.linear_key_heads does not divide linear_heads = {self.linear_heads}"
+            yield InputError(what, got=self.linear_key_heads, where=where)
         documents = self.mask is Mask.DOCUMENTS
         to = "mask causal-documents"
         yield from belonging_mistakes("architecture", self, ("mean_document",), to, is_needed=documents, where=where)
@@ -236,7 +289,18 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (self.shared_norm and self.residual is not Residual.PARALLEL, "shared_norm", "residual parallel"),
             (self.shared_norm and not self.norm.before, "shared_norm", "a norm before the block"),
             (self.sliding_window and self.mask is not Mask.CAUSAL, "sliding_window", "mask causal"),
-            (self.full_every and not self.sliding_window, "full_every", "sliding_window"),
+            (self.full_every and not (self.sliding_window or linear), "full_every", "sliding_window or linear_heads"),
+            (
+                linear and (self.sliding_window or self.mask is not Mask.CAUSAL),
+                "linear_heads",
+                "mask causal, no window",
+            ),
+            (
+                linear and (self.key_value_rank or self.dense_layers),
+                "linear_heads",
+                "no latent attention, no dense_layers",
+            ),
+            (linear and self.bias.attention, "linear_heads", "no attention_bias"),
             (self.attention_sinks and self.key_value_rank, "attention_sinks", "no latent attention"),
         ):
             if wrong:

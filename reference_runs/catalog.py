@@ -253,6 +253,12 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     if layout.tensor_parallel > 1 and architecture.query_key_norm is QueryKeyNorm.PROJECTION:
         what = "layout.tensor_parallel splits the projections that architecture.query_key_norm = projection norms whole"
         yield InputError(what, got=layout.tensor_parallel, allowed="1", where=where)
+    if (architecture.linear_key_heads or layout.tensor_parallel) % layout.tensor_parallel:
+        what = f"layout.tensor_parallel does not divide architecture.linear_key_heads = {architecture.linear_key_heads}"
+        yield InputError(what, got=layout.tensor_parallel, where=where)
+    if architecture.linear_heads is not None and layout.context_parallel > 1:
+        what = "layout.context_parallel with linear attention: not described"
+        yield InputError(what, got=layout.context_parallel, where=where)
     if (architecture.experts or 1) % layout.expert_parallel:
         what = f"layout.expert_parallel does not divide architecture.experts = {architecture.experts or 'none'}"
         yield InputError(what, got=layout.expert_parallel, where=where)
@@ -260,8 +266,8 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         if architecture.expert_width % layout.tensor_parallel:
             what = f"layout.tensor_parallel does not divide the experts' width = {architecture.expert_width}"
             yield InputError(what, got=layout.tensor_parallel, where=where)
-        if layout.recomputation is Recomputation.FROM_INPUT and architecture.dense_layers:
-            what = "layout.recomputation from-input with dense layers before those of experts: not described"
+        if layout.recomputation is Recomputation.FROM_INPUT and architecture.first_kind_layers:
+            what = "layout.recomputation from-input with layers of two kinds: not described"
             yield InputError(what, got=layout.recomputation.value, where=where)
     if layout.recomputation is Recomputation.SELECTIVE_OP and (
         architecture.experts is not None or architecture.key_value_rank is not None or not layout.fused_attention

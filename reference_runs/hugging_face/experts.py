@@ -70,6 +70,59 @@ def qwen3_moe(c: Configuration) -> None:
     _qwen_experts(c, experts=128, chosen=8, width=768)
 
 
+def qwen3_next(c: Configuration) -> None:
+    """Qwen3-Next: linear attention in all layers but every fourth, which have a gate; experts as of Qwen 2."""
+    llama_like(c, sequence=32768, share=0.25, head_dim=256)
+    c.only("attention_bias", False, default=False)
+    biases(c)
+    c.put("query_key_norm", c.model("head", "q_norm, k_norm"))
+    c.put("attention_gate", c.model(True, "the second half of q_proj"))
+    _linear_layers(c)
+    _without_dense(c)
+    c.put("experts", c.count("num_experts", default=512))
+    c.put("experts_per_token", c.count("num_experts_per_tok", default=10))
+    c.put("expert_ffn_hidden", c.count("moe_intermediate_size", default=512))
+    c.put("gate", _softmax(c.flag("norm_topk_prob", default=True)))
+    _auxiliary_loss(c, "router_aux_loss_coef", default=0.001)
+    _shared_with_gate(c, default=512)
+
+
+def _linear_layers(c: Configuration) -> None:
+    """Sizes of linear attention, and the layers without it.
+
+    Raises:
+        InputError: another order of layers than every so many.
+    """
+    layers, kinds = c.known("layers"), c.raw("layer_types")
+    every = c.count("full_attention_interval", default=4)
+    if kinds is not None:
+        assert isinstance(kinds, list)
+        number = kinds.index("full_attention") + 1 if "full_attention" in kinds else layers + 1
+        usual = ["linear_attention" if (layer + 1) % number else "full_attention" for layer in range(layers)]
+        if kinds != usual:
+            raise c.refusal("layer_types", allowed="linear_attention, and full_attention in every so many layers")
+        every = Sourced(kind=Kind.STATED, source="config layer_types", value=number)
+    c.put("full_every", every)
+    for name, key, default in (
+        ("linear_heads", "linear_num_value_heads", 32),
+        ("linear_key_heads", "linear_num_key_heads", 16),
+        ("linear_key_dim", "linear_key_head_dim", 128),
+        ("linear_value_dim", "linear_value_head_dim", 128),
+        ("linear_convolution", "linear_conv_kernel_dim", 4),
+    ):
+        c.put(name, c.count(key, default=default))
+
+
+def _without_dense(c: Configuration) -> None:
+    """Experts in every layer.
+
+    Raises:
+        InputError: layers without experts.
+    """
+    c.only("decoder_sparse_step", 1, default=1)
+    c.only("mlp_only_layers", [], None, default=None)  # type: ignore[arg-type]  # a list that is none of a fact's values
+
+
 def qwen2_moe(c: Configuration) -> None:
     """Qwen 1.5's and 2's mixtures: experts that every token passes, together so wide, and a gate that weighs them.
 
@@ -79,7 +132,16 @@ def qwen2_moe(c: Configuration) -> None:
     llama_like(c, sequence=32768)
     biases(c, attention=c.flag("qkv_bias", default=True))
     _qwen_experts(c, experts=60, chosen=4, width=1408)
-    together, width = c.count("shared_expert_intermediate_size", default=5632), c.known("expert_ffn_hidden")
+    _shared_with_gate(c, default=5632)
+
+
+def _shared_with_gate(c: Configuration, *, default: int) -> None:
+    """Experts that every token passes, together so wide by default, and the gate that weighs them.
+
+    Raises:
+        InputError: the shared width is no multiple of an expert's.
+    """
+    together, width = c.count("shared_expert_intermediate_size", default=default), c.known("expert_ffn_hidden")
     assert isinstance(together.value, int)
     if together.value % width:
         raise c.refusal("shared_expert_intermediate_size", allowed=f"a multiple of moe_intermediate_size = {width}")

@@ -44,6 +44,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "qwen2_moe": experts.qwen2_moe,
     "qwen3": llama.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_next": experts.qwen3_next,
     "starcoder2": gpt.starcoder2,
 }
 FAMILIES |= {alias: FAMILIES[kind] for alias, kind in ALIASES.items()}

@@ -17,7 +17,7 @@ _PARTS = {
     "factors on embeddings, residuals and logits": ("granite", "granitemoe", "cohere", "minicpm", "minicpm3"),
     _STATES: (
         *("mamba", "mamba2", "falcon_mamba", "falcon_h1", "jamba", "bamba", "zamba", "zamba2", "nemotron_h", "rwkv"),
-        *("granitemoehybrid", "qwen3_next", "qwen3_5_text", "lfm2", "recurrent_gemma", "minimax", "kimi_linear"),
+        *("granitemoehybrid", "qwen3_5_text", "lfm2", "recurrent_gemma", "minimax", "kimi_linear"),
     ),
     "sparse attention": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "doge"),
     "queries and keys that are normed whole, beside experts": ("olmoe",),

@@ -30,7 +30,8 @@ def changed(base: Architecture, **fields: object) -> Architecture:
         (BLOOM, {"norm_bias": True, "norm": Norm.PRE_RMS_NORM}, "norm_bias needs a LayerNorm, not pre-rms-norm"),
         (BLOOM, {"norm_bias": True, "norm_gain": False}, "architecture.norm_bias needs norm_gain"),
         (BLOOM, {"sliding_window": 64, "mask": Mask.PREFIX}, "architecture.sliding_window needs mask causal; got 64"),
-        (BLOOM, {"full_every": 2}, "architecture.full_every needs sliding_window; got 2"),
+        (BLOOM, {"full_every": 2}, "architecture.full_every needs sliding_window or linear_heads; got 2"),
+        (BLOOM, {"linear_heads": 4}, "architecture.linear_key_heads, architecture.linear_key_dim, "),
         (BLOOM, {"expert_bias": True}, "architecture.expert_bias; got true, allowed: with routed experts alone"),
         (BLOOM, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none, with rotary positions"),
         (NEOX, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none"),
@@ -89,3 +90,27 @@ def test_a_norm_of_whole_projections_is_not_split() -> None:
 @pytest.mark.parametrize(("window", "every", "full"), [(None, None, 70), (64, None, 0), (64, 2, 35), (64, 4, 17)])
 def test_every_so_many_layers_one_is_without_the_window(window: int | None, every: int | None, full: int) -> None:
     assert changed(BLOOM.architecture, sliding_window=window, full_every=every).full_layers == full
+
+
+NEXT = reference_run("qwen3-next-80b-a3b").architecture
+
+
+def test_layers_of_two_kinds_are_those_with_linear_attention_and_every_fourth() -> None:
+    assert [layer for layer in range(12) if NEXT.is_of_first_kind(layer)] == [3, 7, 11]
+    assert NEXT.first_kind_layers == NEXT.full_layers == 12
+    assert (NEXT.first_kind.linear, NEXT.other_kind.linear, NEXT.linear) == (False, True, False)
+    assert (NEXT.first_kind.query_width, NEXT.other_kind.query_width) == (16 * 256, 16 * 128)
+    assert (NEXT.first_kind.context_width, NEXT.other_kind.context_width) == (16 * 256, 32 * 128)
+    deepseek = reference_run("deepseek-v3").architecture
+    assert deepseek.other_kind is deepseek
+    assert deepseek.first_kind == deepseek.of_dense_layers
+
+
+def test_linear_attention_is_split_by_its_heads_and_not_by_positions() -> None:
+    run = reference_run("qwen3-next-80b-a3b")
+    for layout, complaint in (
+        (Layout(tensor_parallel=32), "linear_key_heads = 16; got 32"),
+        (Layout(context_parallel=2), "context_parallel with linear attention: not described; got 2"),
+    ):
+        mistakes = map(str, layout_mistakes(Workload(run.architecture, run.recipe, layout), "here"))
+        assert any(complaint in mistake for mistake in mistakes)

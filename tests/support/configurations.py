@@ -62,6 +62,12 @@ V3 |= {
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 
+NEXT = {"head_dim": 256, "partial_rotary_factor": 0.25, "rope_theta": 10000000, "max_position_embeddings": 262144}
+NEXT |= {"full_attention_interval": 4, "linear_num_value_heads": 32, "linear_num_key_heads": 16}
+NEXT |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "mlp_only_layers": []}
+NEXT |= {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "norm_topk_prob": True}
+NEXT |= {"shared_expert_intermediate_size": 512, "decoder_sparse_step": 1}
+QWEN3_NEXT = _llama("qwen3_next", 48, 2048, 16, 151936, kv=2, ffn=5632, **NEXT)
 GLM = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}
 GLM |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 GLM |= {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True, "use_qk_norm": False}
@@ -135,6 +141,7 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "deepseek-v3": (_llama("deepseek_v3", 61, 7168, 128, 129280, ffn=18432, **V3), 671_026_419_200),
     "glm-4.5-air": (GLM_AIR, 106_852_245_504 + 45 * 128),  # and the routers' biases, which are buffers there
     "gpt-oss-120b": (GPT_OSS, 116_829_156_672),
+    "qwen3-next-80b-a3b": (QWEN3_NEXT, 79_674_391_296),  # without the module of multi-token prediction
     "gpt2-xl": (
         {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
         1_557_611_200,
@@ -290,6 +297,24 @@ def _deepseek_v3(a: Architecture) -> Values:
     }
 
 
+def _qwen3_next(a: Architecture) -> Values:
+    return _without_biases(a) | {
+        "full_attention_interval": a.full_every,
+        "linear_num_value_heads": a.linear_heads,
+        "linear_num_key_heads": a.linear_key_heads,
+        "linear_key_head_dim": a.linear_key_dim,
+        "linear_value_head_dim": a.linear_value_dim,
+        "linear_conv_kernel_dim": a.linear_convolution,
+        "num_experts": a.experts,
+        "num_experts_per_tok": a.experts_per_token,
+        "moe_intermediate_size": a.expert_ffn_hidden,
+        "shared_expert_intermediate_size": a.shared_experts * a.expert_width,
+        "norm_topk_prob": a.gate is Gate.SOFTMAX_OF_CHOSEN,
+        "router_aux_loss_coef": a.auxiliary_loss_weight or 0.0,
+        "partial_rotary_factor": (a.rotary_dim or 0) / a.head_dim,
+    }
+
+
 def _glm4_moe(a: Architecture) -> Values:
     of_llama = {key: value for key, value in _of_llama(a).items() if key != "mlp_bias"}
     of_experts = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size", "n_group")
@@ -313,6 +338,7 @@ OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
     "kimi_k2": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
+    "qwen3_next": _qwen3_next,
 }
 
 

@@ -19,7 +19,10 @@ from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, he
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
 from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
 from suite.predict.analytic.latent_attention import latent_activation_bytes
+from suite.predict.analytic.linear_attention import linear_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.micro_batch import hidden_elements as hidden_elements
+from suite.predict.analytic.micro_batch import micro_batch_tokens as micro_batch_tokens
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import kept_in_format
@@ -49,17 +52,6 @@ class MicroBatchBytes(NamedTuple):
     logits: int
 
 
-def micro_batch_tokens(workload: Workload) -> int:
-    """Tokens of one micro-batch on one rank: T = s b / c."""
-    return workload.layout.micro_batch * workload.architecture.sequence // workload.layout.context_parallel
-
-
-def hidden_elements(workload: Workload) -> int:
-    """Elements of one micro-batch's hidden states on one rank between the split matrices: T h / u."""
-    elements = micro_batch_tokens(workload) * workload.architecture.hidden
-    return elements // workload.layout.tensor_parallel if workload.layout.sequence_parallel else elements
-
-
 def score_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that one layer keeps of the attention scores and of what follows from them up to the context, by kind.
 
@@ -72,6 +64,8 @@ def score_bytes(workload: Workload) -> dict[str, int]:
     2205.14135, algorithm 2 (its log-sum-exp L; the random state replaces the dropout mask).
     """
     architecture, recipe, layout = workload
+    if architecture.linear:
+        return {}
     rows = architecture.heads * layout.micro_batch * architecture.sequence
     rows = rows // (layout.tensor_parallel * layout.context_parallel)
     if layout.fused_attention:
@@ -96,6 +90,7 @@ def layer_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) ->
                              latent attention have a size of their own
         compressed states    twice e T (q + c) / u, latent attention alone, see `latent_activation_bytes`
         query, key norm inputs    e T (a + k) d / t, where there are such norms
+        output gate, gated context    e T a d / t each, with a gate; linear attention: `linear_activation_bytes` besides
         scores               see `score_bytes`
         attention context    e T a d / t   the projection's input
         dropout masks        2 T h / u     with hidden dropout only: after projection and contraction
@@ -130,6 +125,11 @@ def layer_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) ->
         "value": key * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim,
         "attention context": element * tokens * architecture.context_width // t,
     }
+    if architecture.linear:
+        kinds["value"] = kinds["attention context"]
+        kinds |= linear_activation_bytes(architecture, tokens=tokens, element=element, ranks=t)
+    elif architecture.attention_gate:
+        kinds |= dict.fromkeys(("output gate", "gated context"), kinds["attention context"])
     if not architecture.shared_norm:
         kinds["feed-forward input"] = stream
     if architecture.query_key_norm is not QueryKeyNorm.NONE:

@@ -81,12 +81,13 @@ def adapted_projections(architecture: Architecture) -> list[Matrices]:
     a, found = architecture, []
     for tensor in layer_tensors(a):
         _, _, part = tensor.name.removesuffix(".weight").rpartition(".")
-        if not tensor.matrix or ".experts." in tensor.name or part in ("router", "shared_gate"):
+        if not tensor.matrix or ".experts." in tensor.name or part in ("router", "shared_gate", "convolution"):
             continue
         columns = tensor.elements // tensor.rows
         if part == "query_key_value":
-            keys = (tensor.rows - a.query_width) // 2
-            found += [Matrices(a.query_width, columns), Matrices(keys, columns, 2)]
+            queries = a.query_width * (1 + a.attention_gate)
+            keys = (tensor.rows - queries) // 2
+            found += [Matrices(queries, columns), Matrices(keys, columns, 2)]
         elif part == "expansion" and a.activation.gated:
             found.append(Matrices(tensor.rows // 2, columns, 2))
         else:

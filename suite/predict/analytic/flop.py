@@ -10,6 +10,7 @@ from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import expert_forward_flop
 from suite.predict.analytic.latent_attention import compressed_width, latent_products
+from suite.predict.analytic.linear_attention import linear_forward_flop, linear_input_columns
 from suite.predict.analytic.stage_layers import chunk_layer_kinds, layer_kinds, stage_layer_kinds
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
@@ -27,7 +28,8 @@ def layer_forward_flop(architecture: Architecture, *, samples: int) -> dict[str,
         projection            2 T h a d
         feed-forward          2 (g + 1) T h f; for experts see `expert_forward_flop`, and a router besides
     Latent attention has more products before the scores, in "query, key, value" (see `latent_attention`), and values of
-    another size than queries and keys.
+    another size than queries and keys. A gate of the context has 2 T h a d more. Linear attention has `linear_products`
+    in place of scores and context.
     Element-wise operations, norms and softmax are not counted.
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h and
@@ -38,13 +40,17 @@ def layer_forward_flop(architecture: Architecture, *, samples: int) -> dict[str,
     inputs = 2 * tokens * h * (width + 2 * architecture.kv_heads * architecture.head_dim)
     if architecture.key_value_rank is not None:
         inputs = sum(2 * tokens * rows * columns for rows, columns in latent_products(architecture).values())
+    if architecture.linear:
+        inputs = 2 * tokens * h * linear_input_columns(architecture)
+    elif architecture.attention_gate:
+        inputs += 2 * tokens * h * width
     feed_forward = {"feed-forward": (6 if architecture.activation.gated else 4) * tokens * h * f}
     if architecture.experts is not None:
         feed_forward = expert_forward_flop(architecture, tokens=tokens)
+    square = {"attention scores": 2 * tokens * s * width, "attention context": 2 * tokens * s * context}
     return {
         "query, key, value": inputs,
-        "attention scores": 2 * tokens * s * width,
-        "attention context": 2 * tokens * s * context,
+        **(linear_forward_flop(architecture, samples=samples) if architecture.linear else square),
         "projection": 2 * tokens * h * context,
         **feed_forward,
     }
@@ -93,7 +99,7 @@ def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: 
     """
     layer = layer_forward_flop(architecture, samples=samples)
     if recomputation is Recomputation.SELECTIVE:
-        return layers * (layer["attention scores"] + layer["attention context"])
+        return layers * sum(flop for part, flop in layer.items() if part.startswith("attention"))
     if recomputation is Recomputation.SELECTIVE_OP:
         return layers * int(sum(selective_op_share(architecture, part) * flop for part, flop in layer.items()))
     return repeated_layers(recomputation, layers) * sum(layer.values())
@@ -200,6 +206,8 @@ def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> in
     a, layout = workload.architecture, workload.layout
     if not layout.fused_attention:
         return 0
+    if a.first_kind_layers and not a.dense_layers:
+        layers = layers * a.full_layers // a.layers  # linear attention's kernels compute what they have not kept
     selective = layout.recomputation is Recomputation.SELECTIVE
     again = layers if selective else repeated_layers(layout.recomputation, layers)
     again = 0 * layers if layout.recomputation is Recomputation.SELECTIVE_OP else again
@@ -295,7 +303,11 @@ def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
     `recomputed_flop` less `early_stop_flop`, `fused_attention_flop`, and `redundant_flop` where layers are repeated.
     """
     layout, recomputation = workload.layout, workload.layout.recomputation
-    flop = fused_attention_flop(workload, samples=samples, layers=len(layers))
+    flop = sum(
+        fused_attention_flop(workload._replace(architecture=kind), samples=samples, layers=number)
+        for kind, number in chunk_layer_kinds(workload.architecture, layers)
+        if not kind.linear
+    )
     flop -= early_stop_flop(workload, samples=samples, layers=layers)
     return flop + sum(
         recomputed_flop(kind, samples=samples, recomputation=recomputation, layers=number)

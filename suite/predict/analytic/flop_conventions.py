@@ -33,7 +33,8 @@ def palm_flop(architecture: Architecture, *, tokens: int) -> int:
     Differs from `model_flop` by counting biases, norms and a learned position table as multiplied.
     """
     widths = architecture.query_width + architecture.context_width
-    attention = 6 * architecture.layers * widths * architecture.sequence
+    layers = architecture.layers if architecture.linear_heads is None else architecture.full_layers
+    attention = 6 * layers * widths * architecture.sequence
     return (6 * active_parameter_count(architecture) + attention) * tokens
 
 
@@ -100,9 +101,11 @@ def causal_half_flop(architecture: Architecture, *, samples: int) -> int:
 
     Half of it under a plain causal mask, see `attended_share`.
     """
-    layer = layer_forward_flop(architecture, samples=samples)
-    square = architecture.layers * (layer["attention scores"] + layer["attention context"])
-    skipped = 1 - attended_share(architecture)
+    full = architecture.first_kind if architecture.first_kind_layers and not architecture.dense_layers else architecture
+    layer = layer_forward_flop(full, samples=samples)
+    layers = architecture.layers if full is architecture else architecture.full_layers
+    square = layers * (layer["attention scores"] + layer["attention context"])
+    skipped = 1 - attended_share(full)
     return model_flop(architecture, samples=samples) - 3 * square * skipped.numerator // skipped.denominator
 
 

@@ -67,8 +67,8 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
 
 
 def _dense_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
-    """The layers of a stage that are the model's first ones, without experts."""
-    return stage_layer_kinds(architecture, layout, stage=stage)[0].layers if architecture.dense_layers else 0
+    """The layers of a stage that are of the model's first kind: without experts, or without linear attention."""
+    return stage_layer_kinds(architecture, layout, stage=stage)[0].layers if architecture.first_kind_layers else 0
 
 
 def chunk_gradient_buckets(
@@ -84,7 +84,8 @@ def chunk_gradient_buckets(
 ) -> list[int]:
     """Bytes of each bucket of one chunk of `layers` layers, which may be the first and the last of the model.
 
-    `dense_layers` of them, the first ones, have no experts.
+    `dense_layers` of them, the first ones, have no experts; those without linear attention are counted as if they were
+    the first ones.
 
     A tied embedding is the last gradient of the first chunk; a last chunk that is not the first has a copy of its own,
     the first gradient there. A top-query layer's gradients come between those of the head and of the final norm.
@@ -112,8 +113,8 @@ def chunk_gradient_buckets(
     if last:
         open_bytes = _fill(buckets, in_order(after), open_bytes, bucket_bytes)
     for kind, number in (
-        (architecture, layers - top_query - dense_layers),
-        (architecture.of_dense_layers, dense_layers),
+        (architecture.other_kind, layers - top_query - dense_layers),
+        (architecture.first_kind, dense_layers),
     ):
         layer = in_order(layer_tensors(kind, tensor_parallel=tensor_parallel))
         open_bytes = _fill_layers(buckets, layer, number, open_bytes, bucket_bytes)

@@ -74,7 +74,10 @@ def layer_tensors(
 
 
 def _layer_tensors(a: Architecture, t: int, expert_parallel: int, top_query: bool) -> list[ParameterTensor]:
-    attention = _attention(a, t, top_query=top_query) if a.key_value_rank is None else _latent_attention(a, t)
+    if a.linear:
+        attention = _linear_attention(a, t)
+    else:
+        attention = _attention(a, t, top_query=top_query) if a.key_value_rank is None else _latent_attention(a, t)
     attention += _linear("attention.projection", a.hidden, a.context_width // t, bias=a.bias.projection, summed=True)
     if a.experts is not None:
         feed_forward = _experts(a, t, expert_parallel)
@@ -98,7 +101,8 @@ def _attention(a: Architecture, t: int, *, top_query: bool) -> list[ParameterTen
         tensors = _linear("attention.query", queries, a.hidden, bias=a.bias.attention)
         tensors += _linear("attention.key_value", 2 * keys, a.hidden, bias=a.bias.attention)
     else:
-        tensors = _linear("attention.query_key_value", queries + 2 * keys, a.hidden, bias=a.bias.attention)
+        gated = queries + a.attention_gate * queries
+        tensors = _linear("attention.query_key_value", gated + 2 * keys, a.hidden, bias=a.bias.attention)
     if a.attention_sinks:
         tensors.append(ParameterTensor("attention.sinks", a.heads // t, False, a.heads // t))
     for name, width in (("query", a.heads), ("key", a.kv_heads)):
@@ -107,6 +111,21 @@ def _attention(a: Architecture, t: int, *, top_query: bool) -> list[ParameterTen
         elif a.query_key_norm is QueryKeyNorm.PROJECTION:
             tensors.append(_gain(f"attention.{name}_norm", width * a.head_dim // t, Spread.SPLIT))
     return tensors
+
+
+def _linear_attention(a: Architecture, t: int) -> list[ParameterTensor]:
+    """Queries, keys, values and a gate, two scalars of each head, convolution, decays, and the norm of a head.
+
+    Source: transformers 5, models/qwen3_next/modeling_qwen3_next.py, Qwen3NextGatedDeltaNet.
+    """
+    queries, values, heads = a.query_width // t, a.context_width // t, (a.linear_heads or 0) // t
+    tensors = _linear("attention.query_key_value_gate", 2 * queries + 2 * values, a.hidden, bias=False)
+    tensors += _linear("attention.decay_and_rate", 2 * heads, a.hidden, bias=False)
+    channels = 2 * queries + values
+    taps = channels * (a.linear_convolution or 0)
+    tensors.append(ParameterTensor("attention.convolution.weight", taps, True, channels))
+    tensors += [ParameterTensor(f"attention.{name}", heads, False, heads) for name in ("step_bias", "decay")]
+    return [*tensors, _gain("attention.head_norm", a.linear_value_dim or 0)]
 
 
 def _latent_attention(a: Architecture, t: int) -> list[ParameterTensor]:

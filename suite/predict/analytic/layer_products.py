@@ -5,6 +5,7 @@ from __future__ import annotations
 from reference_runs.run import Workload
 from suite.predict.analytic.experts import expert_products
 from suite.predict.analytic.latent_attention import latent_products
+from suite.predict.analytic.linear_attention import linear_input_columns, linear_products
 from suite.predict.analytic.process_groups import key_width
 
 
@@ -19,7 +20,9 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
         projection             T x a d / t by a d / t x h
         expansion              T x h by h x g f / t
         contraction            T x f / t by f / t x h
-    Latent attention has `latent_products` in place of the first, experts `expert_products` in place of the last two.
+    Linear attention has `linear_products` in place of scores and context; a gate of the context a d / t more columns in
+    the first. Latent attention has `latent_products` in place of the first, experts `expert_products` in place of the
+    last two.
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (split by columns, then by rows). Summed over the ranks,
     their flop are those of `suite.predict.analytic.flop.layer_forward_flop`.
@@ -31,7 +34,12 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
     tokens = layout.micro_batch * rows
     heads = layout.micro_batch * architecture.heads // t
     products: dict[str, tuple[int, int, int, int]] = {
-        "query, key, value": (1, tokens, width + 2 * key_width(architecture, tensor_parallel=t), h)
+        "query, key, value": (
+            1,
+            tokens,
+            width * (1 + architecture.attention_gate) + 2 * key_width(architecture, tensor_parallel=t),
+            h,
+        )
     }
     if architecture.key_value_rank is not None:
         latent = latent_products(architecture, tensor_parallel=t)
@@ -40,11 +48,16 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
             part: (1, own if part.endswith("compression") else tokens, columns, depth)
             for part, (columns, depth) in latent.items()
         }
-    products |= {
-        "attention scores": (heads, rows, s, architecture.head_dim),
-        "attention context": (heads, rows, architecture.value_head_dim or architecture.head_dim, s),
-        "projection": (1, tokens, h, architecture.context_width // t),
-    }
+    if architecture.linear:
+        of_heads = (architecture.linear_heads or 0) // t
+        products = {"query, key, value": (1, tokens, linear_input_columns(architecture) // t, h)}
+        products |= linear_products(architecture, samples=layout.micro_batch, heads=of_heads)
+    else:
+        products |= {
+            "attention scores": (heads, rows, s, architecture.head_dim),
+            "attention context": (heads, rows, architecture.value_head_dim or architecture.head_dim, s),
+        }
+    products |= {"projection": (1, tokens, h, architecture.context_width // t)}
     if architecture.experts is not None:
         return products | expert_products(workload, tokens=tokens)
     return products | {

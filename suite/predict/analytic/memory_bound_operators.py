@@ -12,6 +12,7 @@ from reference_runs.run import Moments, Position, Precision, QueryKeyNorm, Resid
 from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.experts import chosen_experts, expert_operator_bytes
 from suite.predict.analytic.latent_attention import compressed_width
+from suite.predict.analytic.linear_attention import linear_operator_bytes
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, moment_bytes
 from suite.predict.analytic.process_groups import key_width
 
@@ -31,6 +32,9 @@ BACKWARD_SHARES = {
     "query, key norm": 3 / 2,
     "rotary": 1.0,
     "compression norm": 3 / 2,
+    "convolution": 3 / 2,
+    "gated norm": 5 / 3,
+    "attention gate": 5 / 3,
     "dispatch": 1.0,
     "router": 3 / 2,
     "shared gate": 3 / 2,
@@ -53,6 +57,8 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         query, key norm      2 w T (a + k) d / t     where there are such norms
         rotary               2 w T (a + k) d' / t    d' rotated dimensions of each query and key head
         compression norm     2 w T (q + c) / r       latent attention's, of ranks q and c; its keys share one rotation
+        attention gate       3 w T a d / t           where a gate weighs the context
+        linear attention     `linear_operator_bytes` in place of norm, rotation and scores
         dispatch and so on   `expert_operator_bytes`, with experts
         softmax              2 w T s a / t           scores of a heads; 0 where attention is fused
         attention dropout    (2 w + 1) T s a / t     where attention_dropout > 0; 0 where attention is fused
@@ -85,6 +91,11 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     if architecture.expert_bias:
         own, width = (architecture.experts or 0) // layout.expert_parallel, architecture.expert_width
         bytes_by_operator["bias"] += w * own * ((2 if gated else 1) * width // t + h)
+    if architecture.linear:
+        more = linear_operator_bytes(architecture, tokens=tokens, element=w, ranks=t)
+        return bytes_by_operator | more
+    if architecture.attention_gate:
+        bytes_by_operator["attention gate"] = 3 * w * tokens * architecture.context_width // t
     if architecture.query_key_norm is not QueryKeyNorm.NONE:
         bytes_by_operator["query, key norm"] = 2 * w * tokens * (queries + keys)
     if architecture.position is Position.ROTARY:
@@ -97,7 +108,7 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
 def score_operator_bytes(workload: Workload) -> dict[str, int]:
     """Operators on attention scores among `layer_operator_bytes`: selective recomputation repeats them."""
     architecture, recipe, layout = workload
-    if layout.fused_attention:
+    if layout.fused_attention or architecture.linear:
         return {}
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     scores = micro_batch_tokens(workload) * architecture.sequence * architecture.heads // layout.tensor_parallel

@@ -109,7 +109,8 @@ def _parts(tensor: ParameterTensor, kind: Architecture, copies: int) -> list[int
     """Rows of the matrices that are stored as one tensor: of one expert's where it has those of several."""
     rows = tensor.rows // copies
     if tensor.name == "attention.query_key_value.weight":
-        queries = rows * kind.heads // (kind.heads + 2 * kind.kv_heads)
+        queries = rows * kind.heads * (1 + kind.attention_gate)
+        queries = queries // (kind.heads * (1 + kind.attention_gate) + 2 * kind.kv_heads)
         return [queries, (rows - queries) // 2, (rows - queries) // 2]
     if tensor.name.endswith("expansion.weight") and "feed_forward" in tensor.name and kind.activation.gated:
         return [rows // 2, rows // 2]

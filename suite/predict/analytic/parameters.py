@@ -66,6 +66,8 @@ def parameter_counts(architecture: Architecture) -> dict[str, int]:
         router               (L - D) (h E, and E where a bias balances it; with biases of experts E more)
         experts              (L - D) (E + y) (g + 1) h x, and h where the shared ones have a gate; with biases of
                              experts (L - D) E (g x + h) more
+    Linear attention of K columns of queries and V of values, v value heads of size w, a convolution of n positions:
+        attention            L (h (2 K + 2 V + 2 v) + n (2 K + V) + 2 v + w + V h); others with a gate h a d more
     Under latent attention, with ranks q and c, of d dimensions r rotated, and values of size w:
         attention            L (h q + q + q a d + h (c + r) + c + c a (d - r + w) + a w h); without q h a d first
 
@@ -156,7 +158,7 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     copied = 0
     if (shared_head := t > architecture.kv_heads) is not False:  # a bool of one layout, or one a row of many
         of_head = 2 * architecture.head_dim * (architecture.hidden + architecture.bias.attention)
-        copied = sum(layers for _, layers in kinds) * (shared_head * of_head)
+        copied = sum(layers for kind, layers in kinds if not kind.linear) * (shared_head * of_head)
     matrices = vectors = replicated = experts = 0
     for sums, times in stored:
         matrices, vectors = matrices + times * sums[0], vectors + times * sums[1]
@@ -234,7 +236,8 @@ def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> 
     def layers(numbers: Iterable[int], *, top_query: bool) -> list[ParameterTensor]:
         tensors = []
         for number in numbers:
-            kind = architecture.of_dense_layers if number < architecture.dense_layers else architecture
+            is_first = architecture.is_of_first_kind(number)
+            kind = architecture.first_kind if is_first else architecture.other_kind
             layer = layer_tensors(kind, tensor_parallel=t, expert_parallel=layout.expert_parallel, top_query=top_query)
             tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in layer]
         return tensors

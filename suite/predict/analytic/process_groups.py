@@ -15,8 +15,11 @@ from suite.predict.analytic.elementwise import chosen, larger, smaller
 def key_width(architecture: Architecture, *, tensor_parallel: int = 1) -> int:
     """Columns of the keys, and of the values, that one tensor-parallel rank has: max(k / t, 1) d.
 
-    Where there are fewer key-value heads than ranks, each head is on t / k of them.
+    Where there are fewer key-value heads than ranks, each head is on t / k of them. Linear attention has as many
+    columns of keys as of queries.
     """
+    if architecture.linear:
+        return architecture.query_width // tensor_parallel
     return larger(architecture.kv_heads // tensor_parallel, 1) * architecture.head_dim
 
 

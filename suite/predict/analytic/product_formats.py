@@ -17,7 +17,8 @@ BLOCK = 128  # elements of a block of fp8-blockwise, and rows of a block of weig
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
 # products that stay in the dtype of the precision
-WIDER = ("router", "shared gate", "attention scores", "attention context")
+OF_ATTENTION = ("attention scores", "attention context", "attention state", "attention update")
+WIDER = ("router", "shared gate", *OF_ATTENTION)
 SAME_INPUT = ("key, value compression",)  # parts whose input an earlier one has cast
 AFTER_NORMS = ("query, key, value", "expansion")  # parts whose input a norm puts out
 SUMMED = ("projection", "contraction")  # parts whose output tensor-parallel ranks add up

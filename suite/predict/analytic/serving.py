@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference_runs.run import Architecture
 from suite.predict.analytic.elementwise import larger, smaller
+from suite.predict.analytic.linear_attention import linear_state_bytes
 from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.stage_layers import layer_kinds
 from suite.predict.analytic.weight_formats import ELEMENT_BYTES
@@ -19,6 +20,7 @@ def token_cache_bytes(
     With L layers, k key-value heads of size d, t ranks and e bytes an element:
         grouped queries     L e max(k / t, 1) 2 d     multi-query attention has k = 1, multi-head attention k = a
         latent attention    L e (c + r)               compressed keys and values of width c, and r rotated dimensions
+        linear attention    0                         a state that no token enlarges
 
     Fewer key-value heads than ranks are stored on t / k ranks each; the latent state is on every rank.
     Source: Kwon et al. 2023, arXiv 2309.06180, section 3 (800 KB a token of OPT-13B); DeepSeek-AI 2024, arXiv
@@ -28,7 +30,8 @@ def token_cache_bytes(
         columns = architecture.key_value_rank + (architecture.rotary_dim or 0)
     else:
         columns = 2 * key_width(architecture, tensor_parallel=tensor_parallel)
-    return architecture.layers * element_bytes * columns
+    layers = architecture.layers if architecture.linear_heads is None else architecture.full_layers
+    return layers * element_bytes * columns
 
 
 def held_positions(architecture: Architecture, *, context: int) -> int:
@@ -46,6 +49,11 @@ def sequence_cache_bytes(
     cache add less than one block a sequence (vLLM: 16 tokens).
     """
     token = token_cache_bytes(architecture, element_bytes=element_bytes, tensor_parallel=tensor_parallel)
+    if architecture.linear_heads is not None:
+        state = linear_state_bytes(
+            architecture.other_kind, element_bytes=element_bytes, tensor_parallel=tensor_parallel
+        )
+        return token * context + (architecture.layers - architecture.full_layers) * state
     full, layers = architecture.full_layers, architecture.layers
     return token * (full * context + (layers - full) * held_positions(architecture, context=context)) // layers
 

@@ -48,27 +48,26 @@ def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> i
 
 
 def layer_kinds(architecture: Architecture) -> list[LayerKind]:
-    """The kinds of layers of a model: one, or the dense layers and those with experts after them."""
-    dense = architecture.dense_layers
-    if not dense:
-        return [LayerKind(architecture, architecture.layers)]
-    return [LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, architecture.layers - dense)]
+    """The kinds of layers of a model: one, or those of `Architecture.first_kind` and the others."""
+    first = architecture.first_kind_layers
+    others = LayerKind(architecture.other_kind, architecture.layers - first)
+    return [LayerKind(architecture.first_kind, first), others] if first else [others]
 
 
 def chunk_layer_kinds(architecture: Architecture, layers: range) -> list[LayerKind]:
     """The kinds of `layer_kinds` among layers with these numbers, those of which there are any."""
-    dense = len(range(layers.start, min(layers.stop, architecture.dense_layers)))
-    kinds = LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, len(layers) - dense)
+    first = sum(map(architecture.is_of_first_kind, layers))
+    kinds = LayerKind(architecture.first_kind, first), LayerKind(architecture.other_kind, len(layers) - first)
     return [kind for kind in kinds if kind.layers]
 
 
 def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int) -> list[LayerKind]:
     """The kinds of `layer_kinds` with the layers of each that stand on a pipeline stage, also where there are none."""
     layers = stage_layers(architecture, layout, stage=stage)
-    if not architecture.dense_layers:
-        return [LayerKind(architecture, layers)]
+    if not architecture.first_kind_layers:
+        return [LayerKind(architecture.other_kind, layers)]
 
-    def dense_layers(stages: int, virtual: int, stage: int) -> int:
+    def first_kind_layers(stages: int, virtual: int, stage: int) -> int:
         counts = layout.stage_layer_counts
         one = Layout(
             schedule=layout.schedule,
@@ -78,7 +77,7 @@ def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int)
             stage_layer_counts=counts,
         )
         chunks = stage_chunk_layers(architecture.layers, one, stage=int(stage))
-        return sum(layer < architecture.dense_layers for chunk in chunks for layer in chunk)
+        return sum(architecture.is_of_first_kind(layer) for chunk in chunks for layer in chunk)
 
-    dense = by_row(dense_layers, layout.pipeline_stages, layout.virtual_stages, stage)
-    return [LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, layers - dense)]
+    first = by_row(first_kind_layers, layout.pipeline_stages, layout.virtual_stages, stage)
+    return [LayerKind(architecture.first_kind, first), LayerKind(architecture.other_kind, layers - first)]

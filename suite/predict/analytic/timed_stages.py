@@ -35,14 +35,14 @@ def _key_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """The first stage, the second and the last; with dense layers before others, two more: see `timed_stages`."""
     stages: Any = layout.pipeline_stages
     ends = (0 * stages, smaller(1, stages - 1), stages - 1)
-    if not architecture.dense_layers:
+    if not architecture.first_kind_layers:
         return ends
     # with numbers in place of arrays, as a key
     one = msgspec.structs.replace(Layout(), schedule=layout.schedule, stage_assignment=layout.stage_assignment)
 
     def between(which: int) -> int:
         def stage(stages: int, virtual: int) -> int:
-            return _between(architecture.layers, architecture.dense_layers, one, int(stages), int(virtual))[which]
+            return _between(architecture, one, int(stages), int(virtual))[which]
 
         return by_row(stage, stages, layout.virtual_stages)
 
@@ -50,18 +50,18 @@ def _key_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _between(layers: int, dense: int, layout: Layout, stages: int, virtual: int) -> tuple[int, int]:
+def _between(architecture: Architecture, layout: Layout, stages: int, virtual: int) -> tuple[int, int]:
     """Between the first stage and the last: the one with most layers beyond so many dense ones, and of those with
     another share of dense layers than the second the one with most layers, or else the same again.
 
     Of several the one with most dense layers, and the earliest of these; the last stage, where there is none between.
     """
     layout = msgspec.structs.replace(layout, pipeline_stages=stages, virtual_stages=virtual)
-    dealt = chunk_layers(layers, layout)
+    dealt = chunk_layers(architecture.layers, layout)
     counts: dict[int, tuple[int, int]] = {}
     for stage in range(1, stages - 1):
         numbers = [layer for chunk in stage_chunks(layout, stage=stage) for layer in dealt[chunk]]
-        of_dense = sum(number < dense for number in numbers)
+        of_dense = sum(map(architecture.is_of_first_kind, numbers))
         counts[stage] = (len(numbers) - of_dense, of_dense)
     if not counts:
         return stages - 1, stages - 1
@@ -109,7 +109,7 @@ def _middle_seconds(architecture: Architecture, layout: Layout, keys: Sequence[i
     divisor = chosen(apart == 0, 1, apart)
     of_dense = (passes[1] * others[4] - passes[4] * others[1]) / divisor
     of_other = (passes[4] * dense[1] - passes[1] * dense[4]) / divisor
-    rest_dense = larger(architecture.dense_layers - dense[0] - dense[2], 0)
-    rest = larger(architecture.layers - architecture.dense_layers - others[0] - others[2], 0)
+    rest_dense = larger(architecture.first_kind_layers - dense[0] - dense[2], 0)
+    rest = larger(architecture.layers - architecture.first_kind_layers - others[0] - others[2], 0)
     seconds: float = chosen(apart == 0, each, rest_dense * of_dense + rest * of_other)
     return seconds

@@ -14,7 +14,11 @@ from suite.predict.analytic.stage_layers import layer_kinds
 ELEMENT_BYTES = 2  # of whatever stays in 16 bits
 GROUP = 128  # elements of a row that share a scale in int4: torchao's, GPTQ's and AWQ's usual size
 NF4_BLOCK, NF4_SUPERBLOCK = 64, 256  # elements that share a scale, and scales that share a second one: bitsandbytes
-_WHOLE = ("feed_forward.router.", "feed_forward.shared_gate.")  # matrices of a layer that software leaves in 16 bits
+_WHOLE = (
+    "feed_forward.router.",
+    "feed_forward.shared_gate.",
+    "attention.convolution.",
+)  # matrices of a layer that software leaves in 16 bits
 
 
 class WeightFormat(enum.StrEnum):
@@ -115,7 +119,8 @@ def weight_parts(architecture: Architecture, *, tensor_parallel: int = 1) -> Wei
     others = tables = 0
     for kind, layers in layer_kinds(architecture):
         for tensor in layer_tensors(kind, tensor_parallel=tensor_parallel):
-            if tensor.matrix and not tensor.name.startswith(_WHOLE):
+            of_linear = tensor.matrix and tensor.name.endswith(".weight")  # and no biases of experts
+            if of_linear and not tensor.name.startswith(_WHOLE):
                 linear += _split(tensor.name, tensor.rows, tensor.elements // tensor.rows, layers, kind)
             else:
                 others += layers * tensor.elements

@@ -185,6 +185,8 @@ def splitting_ranks(*widths: int) -> list[int]:
 def split_widths(architecture: Architecture) -> dict[str, int]:
     """Sizes that tensor parallelism divides, by their names in a run file."""
     widths = {"heads": architecture.heads}
+    if architecture.linear_key_heads is not None:
+        widths["linear_key_heads"] = architecture.linear_key_heads
     if architecture.experts is None or architecture.dense_layers:
         widths["ffn_hidden"] = architecture.ffn_hidden
     if architecture.experts is not None:

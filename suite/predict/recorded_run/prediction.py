@@ -61,7 +61,8 @@ def prediction_without_layout(
         needed = model_flop(architecture, samples=recipe.global_batch)
         flop = flop_conventions(architecture, samples=recipe.global_batch)
     # the formula for the first loss holds for norms in front of what they feed, and for one feed-forward part a layer
-    plain = architecture.experts is None and architecture.key_value_rank is None
+    other_attention = architecture.key_value_rank is not None or architecture.linear_heads is not None
+    plain = architecture.experts is None and not other_attention
     if plain and architecture.norm.before:
         with absent.unless("first loss"):
             loss = first_loss(architecture, recipe)

@@ -30,7 +30,9 @@ def unexecuted_parts(architecture: Architecture) -> list[str]:
     parts = {
         "attention sinks": architecture.attention_sinks,
         "biases of experts": architecture.expert_bias,
-        "windows of some layers alone": architecture.full_every is not None,
+        "linear attention": architecture.linear_heads is not None,
+        "a gate of attention": architecture.attention_gate,
+        "windows of some layers alone": architecture.full_every is not None and architecture.linear_heads is None,
     }
     return [name for name, applies in parts.items() if applies]
 

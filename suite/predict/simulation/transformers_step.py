@@ -77,6 +77,7 @@ def _unlike_layers(architecture: Architecture) -> list[str]:
         "norms of whole projections": architecture.query_key_norm is QueryKeyNorm.PROJECTION,
         "a sliding window": window < architecture.sequence,
         "attention sinks": architecture.attention_sinks,
+        "linear or gated attention": architecture.linear_heads is not None or architecture.attention_gate,
         "norms without gain": not architecture.norm_gain,
         "norms without bias": gpt2 and not architecture.bias.norm,
         "a norm of embeddings": architecture.embedding_norm,

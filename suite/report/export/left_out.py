@@ -146,7 +146,7 @@ def _text(value: Any) -> str:
 
 def _moments(job: ExportedJob) -> Iterator[str]:
     if (optimizer := job.recorded("optimizer")) in (Optimizer.SGD, Optimizer.MUON):
-        yield f"optimizer = {optimizer.value}: it is AdamW"
+        yield f"optimizer = {optimizer}: it is AdamW"
     elif (moments := job.workload.recipe.moments) is not Moments.FP32:
         yield f"moments in {moments}"
 

@@ -114,6 +114,7 @@ def _model_limits(architecture: Architecture) -> Iterator[tuple[bool, str]]:
     yield architecture.sliding_window is not None, "a sliding_window"
     yield architecture.attention_sinks, "attention sinks"
     yield architecture.expert_bias, "biases of experts"
+    yield architecture.linear_heads is not None or architecture.attention_gate, "linear or gated attention"
     yield architecture.top_query_layer, "a top_query_layer"
     yield architecture.head_bias, "a bias of the head"
     yield architecture.scaled_embedding, "scaled embeddings"

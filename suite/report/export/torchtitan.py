@@ -120,7 +120,7 @@ def _flavor(architecture: Architecture) -> str | None:
     for name, shape in recorded["flavors"].items():
         wanted = {**recorded["common"], **shape, "rotary_dim": recorded["common"]["head_dim"], "experts": None}
         wanted |= {"key_value_rank": None, "sliding_window": None, "attention_bias": None, "norm_gain": True}
-        wanted |= {"attention_sinks": False}
+        wanted |= {"attention_sinks": False, "attention_gate": False, "linear_heads": None}
         if all(getattr(architecture, field) == value for field, value in wanted.items()):
             return str(name)
     return None

@@ -79,6 +79,9 @@ def formula_layers(architecture: Architecture) -> str:
         state = f"a latent state of {architecture.key_value_rank} + {architecture.rotary_dim}"
         return f"{architecture.layers} layers with {state}"
     heads = f"{architecture.kv_heads} key-value head{'' if architecture.kv_heads == 1 else 's'}"
+    if architecture.linear_heads is not None:
+        others = f"{architecture.layers - architecture.full_layers} with a state of linear attention"
+        return f"{architecture.full_layers} layers with {heads} of {architecture.head_dim}, {others}"
     words = f"{architecture.layers} layers with {heads} of {architecture.head_dim}"
     if architecture.sliding_window is not None:
         some = f" of {architecture.layers - architecture.full_layers} layers" if architecture.full_layers else ""

@@ -38,6 +38,9 @@ ODD_WIDTHS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"intermediate_size": 100},
     "glm4_moe": EXPERTS | {"intermediate_size": 100, "num_key_value_heads": 3, "head_dim": 20, "n_group": 1},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 100, "num_key_value_heads": 3},
+    "qwen3_next": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 30, "head_dim": 24}
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
+    | {"linear_conv_kernel_dim": 3, "shared_expert_intermediate_size": 60, "num_key_value_heads": 3},
     "gptj": {"n_inner": 100, "rotary_dim": 6},
     "mpt": {},
     "phi3": {"intermediate_size": 100, "num_key_value_heads": 3, "pad_token_id": None},

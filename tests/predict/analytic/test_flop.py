@@ -138,7 +138,9 @@ def forward_products(shape: Architecture) -> list[tuple[int, int, int]]:
 
 
 def test_flop_of_every_recorded_run_equal_a_count_product_by_product() -> None:
+    """Linear attention is compared with traces (tests/execute/trace/test_sources.py)."""
     shapes = {name: reference_run(name).architecture for name in run_names()}
+    shapes = {name: shape for name, shape in shapes.items() if shape.linear_heads is None}
     counted = {name: 7 * 3 * sum(2 * m * k * n for m, k, n in forward_products(shapes[name])) for name in shapes}
     assert {name: model_flop(shape, samples=7) for name, shape in shapes.items()} == counted
 

@@ -48,6 +48,7 @@ RECORDED = {
     **dict.fromkeys(("qwen3-30b-a3b", "qwen3-235b-a22b"), "qwen3_moe"),
     **dict.fromkeys(("nemotron4-15b", "nemotron4-340b"), "nemotron"),
     **{"glm-4.5-air": "glm4_moe", "kimi-k2": "kimi_k2", "gpt-oss-120b": "gpt_oss"},
+    "qwen3-next-80b-a3b": "qwen3_next",
 }
 LLAMA = PUBLISHED["llama2-7b"][0]
 
@@ -269,6 +270,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         GPT_OSS | {"layer_types": ["full_attention"] * 36},
         "allowed: sliding_attention, and full_attention in every layer 2",
     ),
+    (
+        PUBLISHED["qwen3-next-80b-a3b"][0] | {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+        "allowed: linear_attention, and full_attention in every so many layers",
+    ),
+    (PUBLISHED["qwen3-next-80b-a3b"][0] | {"mlp_only_layers": [3]}, "mlp_only_layers; got [3], allowed: [], null"),
     ({"model_type": "mamba"}, "model_type 'mamba' is not described: it has linear attention or state-space layers"),
     (
         {"model_type": "lama"},
