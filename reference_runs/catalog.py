@@ -259,11 +259,15 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     if architecture.linear_heads is not None and layout.context_parallel > 1:
         what = "layout.context_parallel with linear attention: not described"
         yield InputError(what, got=layout.context_parallel, where=where)
-    if (architecture.experts or 1) % layout.expert_parallel:
-        what = f"layout.expert_parallel does not divide architecture.experts = {architecture.experts or 'none'}"
-        yield InputError(what, got=layout.expert_parallel, where=where)
+    if (architecture.experts or 1) % layout.expert_ranks:
+        ranks = "expert_parallel * tensor_parallel" if layout.whole_experts else "expert_parallel"
+        what = f"layout.{ranks} does not divide architecture.experts = {architecture.experts or 'none'}"
+        yield InputError(what, got=layout.expert_ranks, where=where)
+    if layout.whole_experts and layout.tensor_parallel > 1 and not layout.sequence_parallel:
+        what = "layout.whole_experts over tensor-parallel ranks, each with its own tokens, needs sequence parallelism"
+        yield InputError(what, got=f"tp{layout.tensor_parallel}", allowed="sequence_parallel", where=where)
     if architecture.experts is not None:
-        if architecture.expert_width % layout.tensor_parallel:
+        if architecture.expert_width % layout.expert_splits:
             what = f"layout.tensor_parallel does not divide the experts' width = {architecture.expert_width}"
             yield InputError(what, got=layout.tensor_parallel, where=where)
         if layout.recomputation is Recomputation.FROM_INPUT and architecture.first_kind_layers:

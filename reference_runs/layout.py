@@ -108,6 +108,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         expert_parallel: ranks that share out the experts of a layer. Each has samples of its own and the rest of the
             model whole, so that dense parts are replicated over data_parallel * expert_parallel ranks, an expert over
             data_parallel.
+        whole_experts: tensor parallelism does not split experts: its ranks share them out too, tensor_parallel *
+            expert_parallel in all (Megatron-Core's expert-tensor-parallel-size of 1). Needs sequence parallelism.
         rank_order: the axes joined by hyphens, the one whose neighbours have consecutive ranks first; without "ep" its
             ranks come next to those of "dp", before them.
         reduce_scatter: with ZeRO-1, whether a rank gets the gradients of its own shard alone (Megatron-LM's distributed
@@ -130,6 +132,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pipeline_stages: Count = 1
     context_parallel: Count = 1
     expert_parallel: Count = 1
+    whole_experts: bool = False
     sequence_parallel: bool = False
     zero_stage: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
     shard_ranks: Count | None = None
@@ -177,6 +180,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def replicas(self) -> int:
         """Ranks along which samples are split: data_parallel * expert_parallel."""
         return self.data_parallel * self.expert_parallel
+
+    @property
+    def expert_splits(self) -> int:
+        """Tensor-parallel ranks that split each expert: all, or 1 where experts are whole."""
+        return 1 if self.whole_experts else self.tensor_parallel
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share out the experts of a layer, and exchange tokens."""
+        return self.expert_parallel * (self.tensor_parallel if self.whole_experts else 1)
 
     @property
     def state_ranks(self) -> int:

@@ -185,6 +185,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
         scaled_layout(_recorded_layout(run), architecture, ranks=ranks),
         micro_batch=samples_of_a_micro_batch(run, scale),
         fused_attention=False,
+        whole_experts=False,
         partitioned_checkpoints=False,
         scatter_gather=False,
         accumulation=None,

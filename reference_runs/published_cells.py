@@ -21,7 +21,7 @@ NEEDED = (*SHAPE, *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batc
 OPTIONAL = (
     *("source", "model", "kv_heads", "head_dim", "ffn_hidden", *EXPERTS, "gpus_per_node", "inter_link", "dtype"),
     *THROUGHPUTS,
-    *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
+    *("vpp", "cp", "ep", "etp", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
     *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
     *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
     *("network_bytes_per_second", "mean_document", "framework_version", BATCH_TOKENS, STEP_MS, MEMORY_GB),

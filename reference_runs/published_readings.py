@@ -24,7 +24,7 @@ from reference_runs.published_words import meanings, words
 
 _NONE_IS_A_CHOICE = ("recompute", "product_format")
 _CLAIMS = ("sp", "biases", "tied_embeddings", "fused_attention", "scatter_gather", "fsdp")
-_AXES = ("tp", "pp", "cp", "vpp", "ep")  # 0 of them: nothing is split
+_AXES = ("tp", "pp", "cp", "vpp", "ep", "etp")  # 0 of them: nothing is split
 _COUNTS = frozenset(
     [
         *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "padded_vocab", "seq_len"),

@@ -176,8 +176,8 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     ):
         if not recorded or cells.stated.get(column):
             layout[key] = read(column)
-    experts = _expert_groups(cells)
-    layout |= {"data_parallel": cells.count("dp") // experts, "expert_parallel": experts}
+    experts, whole = _expert_groups(cells)
+    layout |= {"data_parallel": cells.count("dp") // experts, "expert_parallel": experts, "whole_experts": whole}
     if recorded:
         if layout["pipeline_stages"] == 1:
             layout["virtual_stages"] = 1
@@ -191,20 +191,28 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     )
 
 
-def _expert_groups(cells: Cells) -> int:
-    """Groups of experts within the row's dp.
+def _expert_groups(cells: Cells) -> tuple[int, bool]:
+    """Groups of experts within the row's dp, and whether tensor-parallel ranks share out whole experts.
 
-    Where experts are not split over tp, as NVIDIA's recipes have it, ep counts ranks of tp too: the ep / tp groups of
-    here, each expert over tp, give each rank as much of the experts.
+    These do where etp is 1, or where ep divides tp dp alone: then ep counts ranks of tp too.
+
+    Raises:
+        UnusableError: ep divides neither, or etp is neither 1 nor tp.
     """
     experts, data = cells.count("ep") if cells.stated.get("ep") else 1, cells.count("dp")
-    if data % experts == 0:
-        return experts
-    groups, rest = divmod(experts, cells.count("tp"))
-    if rest or data % groups:
+    tensor = cells.count("tp")
+    splits = cells.count("etp") if cells.stated.get("etp") else None
+    if splits not in (None, 1, tensor):
+        raise UnusableError(f"etp: expected 1 or tp = {tensor}; got {splits}")
+    whole = tensor > 1 and splits == 1 and experts > 1  # a single group has nothing to share out
+    if not whole and data % experts == 0:
+        return experts, False
+    groups, rest = divmod(experts, tensor)
+    if rest or not groups or data % groups or splits == tensor > 1:
         raise UnusableError(f"ep = {experts} does not divide dp = {data}, nor tp * dp")
-    cells.assumed.append(f"ep {experts} = {groups} with each expert over tp")
-    return groups
+    if not whole:
+        cells.assumed.append(f"ep {experts} = {groups} * tp {tensor}, whole experts")
+    return groups, True
 
 
 def _assignment(cells: Cells) -> StageAssignment:

@@ -159,6 +159,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         layer_kernels: kernels of the forward pass through one layer, collectives left out.
         tensor_parallel_kernels: further kernels of a layer's forward pass where tensor parallelism splits it.
         head_kernels: kernels of head and loss, forward.
+        expert_kernels: further kernels of the forward pass through a layer with experts, besides products and exchanges
+            between ranks: of router, dispatch and combine.
         python_launches: the host launches kernels one by one from Python; otherwise it is never the slower one.
         fused_dropout: dropout is applied in the kernel that adds the residual.
         fused_bias: the expansion's bias is added in the kernel of the activation.
@@ -177,6 +179,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rank has whole ones in 16 bits.
         overlaps_context_parallel: keys and values travel while attention computes with those that are there.
         overlaps_experts: tokens travel to their experts and back while other tokens are computed.
+        sends_once_to_nodes: a token goes once to each node that has experts of it, and from there to their ranks over
+            the node's own links; otherwise once to each expert.
         overlaps_pipeline: the next chunk is computed while a stage's output is sent, where stages interleave.
         synchronises_layers: the host waits for the accelerator at every recomputed layer.
         balances_stages: layers are dealt to pipeline stages by their flop, the head counted.
@@ -190,6 +194,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layer_kernels: Count
     tensor_parallel_kernels: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
     head_kernels: Count
+    expert_kernels: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
     python_launches: bool
     fused_dropout: bool
     fused_bias: bool
@@ -205,6 +210,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gathers_in_format: bool
     overlaps_context_parallel: bool
     overlaps_experts: bool
+    sends_once_to_nodes: bool
     overlaps_pipeline: bool
     synchronises_layers: bool
     balances_stages: bool

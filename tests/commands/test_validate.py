@@ -199,11 +199,11 @@ def test_each_incomplete_row_of_an_own_table_is_named(capsys, tmp_path) -> None:
 
 
 def test_columns_of_an_own_table_that_are_not_read_are_named(capsys, tmp_path) -> None:
-    path = written(tmp_path / "own.csv", [OWN | {STEP: "1", "etp": "2", "Nodes": "8"}])
+    path = written(tmp_path / "own.csv", [OWN | {STEP: "1", "params": "2", "Nodes": "8"}])
     (score,) = scores(capsys, path)
-    assert score["columns_not_read"] == ["etp", "Nodes"]
+    assert score["columns_not_read"] == ["params", "Nodes"]
     assert main(["validate", path]) == 0
-    assert "columns not read: etp, Nodes\n" in capsys.readouterr().out
+    assert "columns not read: params, Nodes\n" in capsys.readouterr().out
     (score,) = scores(capsys, written(tmp_path / "other.csv", [OWN | {STEP: "1"}]))
     assert score["columns_not_read"] == []
     (score,) = scores(capsys, str(shipped_tables()[0]))

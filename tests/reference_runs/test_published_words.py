@@ -106,7 +106,7 @@ def test_words_mean_what_people_mean_by_them() -> None:
 
 def test_a_columns_own_name_means_itself_and_names_of_none_or_of_several_are_not_read() -> None:
     assert columns_of([*NEEDED, *OPTIONAL]) == [*NEEDED, *OPTIONAL]
-    for name in ("Nodes", "etp", "MFU (%)", "batch size", "Throughput", "params", "GPU memory", "h", "colour"):
+    for name in ("Nodes", "MFU (%)", "batch size", "Throughput", "params", "GPU memory", "h", "colour"):
         assert named_columns([f" {name} ", "TP", ""]) == ([name, "tp", ""], [name], [])
     assert absent(columns_of(["num_layers", "Hidden Size", "n_head", "Vocab size", "GPUs", "GBS", "s/step"])) == [
         *("seq_len", "gpu", "micro_batch")

@@ -139,9 +139,7 @@ def layer_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) ->
     if architecture.key_value_rank is not None:
         kinds |= latent_activation_bytes(architecture, tokens=tokens, element=element, shards=u)
     if architecture.experts is not None:
-        kinds |= expert_activation_bytes(
-            architecture, tokens=tokens, element=element, tensor_parallel=t, sequence_shards=u
-        )
+        kinds |= expert_activation_bytes(architecture, layout, tokens=tokens, element=element)
     else:
         kinds |= kept_activation(architecture, wide=element * tokens * architecture.ffn_hidden // t)
     sent = dispatched_tokens(architecture, tokens=tokens) if architecture.experts is not None else 0

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reference_runs.layout import Layout
+from reference_runs.run import Architecture
 from suite.predict.analytic.elementwise import chosen, larger, log2, smaller
+from suite.predict.analytic.experts import node_copies_share
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks, nearest_in_node
 
+LEAST_SECONDS = 1e-300  # no time, but not 0
 _RING_PASSES = ("all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -36,13 +39,41 @@ def group(machine: Machine, *, ranks: int, ranks_in_node: int) -> Group:
     """
     inside = ranks_in_node >= ranks
     link = machine.achievable_link_bytes_per_second
-    shared = machine.achievable_network_bytes_per_second * ranks_in_node / machine.accelerators_per_node
-    shared = shared / (1 + machine.network_contention * log2(larger(ranks / ranks_in_node, 1.0)))
+    shared = ranks_in_node * _own_network_bytes_per_second(machine, nodes=ranks / ranks_in_node)
     return Group(
         ranks,
         chosen(inside, link, smaller(link, shared)),
         chosen(inside, machine.link_latency_seconds, machine.network_latency_seconds),
     )
+
+
+def _own_network_bytes_per_second(machine: Machine, *, nodes: float) -> float:
+    """An accelerator's part of its node's interfaces, in a group over so many nodes."""
+    contention = 1 + machine.network_contention * log2(larger(nodes, 1.0))
+    return machine.achievable_network_bytes_per_second / machine.accelerators_per_node / contention
+
+
+def exchanging_group(machine: Machine, *, ranks: int, ranks_in_node: int, mixture: Architecture | None = None) -> Group:
+    """The group of `ranks` in an all-to-all, with the rate at which one of them sends n - 1 parts to the others.
+
+    (n - 1) / ((r - 1) / link + (n - r) / out), with r of n ranks in a node of a accelerators, where every rank sends
+    at once:
+        (r - 1) / link    parts for the other ranks of its node, over its own link
+        (n - r) / out     parts for other nodes, over its part of their interfaces: network / a, as far as its link
+                          carries it, slowed down by contention as in `group`. Where the stack sends a token once to
+                          each node (`mixture`), times `node_copies_share`
+
+    Source: derived here. Differs from a ring, which leaves each node once for all ranks in it, by up to r.
+    """
+    of_ring = group(machine, ranks=ranks, ranks_in_node=ranks_in_node)
+    link = machine.achievable_link_bytes_per_second
+    out = smaller(link, _own_network_bytes_per_second(machine, nodes=ranks / ranks_in_node))
+    copies = 1.0
+    if mixture is not None and mixture.experts and machine.stack.sends_once_to_nodes:
+        copies = node_copies_share(mixture, nodes=larger(ranks / ranks_in_node, 1.0))
+    seconds = (ranks_in_node - 1) / link + copies * (ranks - ranks_in_node) / out
+    rate = larger(ranks - 1, 1) / larger(seconds, LEAST_SECONDS)
+    return of_ring._replace(bytes_per_second=chosen(ranks_in_node >= ranks, link, rate))
 
 
 def tree_depth(ranks: int) -> int:
@@ -100,32 +131,40 @@ def collective_seconds(operation: str, group: Group, *, payload_bytes: float, me
     raise ValueError(f"no time for {operation!r}; allowed: all_reduce, {', '.join(_RING_PASSES)}, send")
 
 
-def axis_groups(layout: Layout, machine: Machine, *, head_copies: int = 1) -> dict[str, Group]:
-    """By axis, the ranks that it joins and the link that limits them.
+def axis_groups(
+    layout: Layout, machine: Machine, *, head_copies: int = 1, mixture: Architecture | None = None
+) -> dict[str, Group]:
+    """By axis, the ranks that it joins and the link that limits them; `mixture`: the model, where it has experts.
 
     The two stages that store a tied embedding are neighbours in a node only where all stages are; otherwise the group
     is as far apart as the pipeline.
     """
     per_node = machine.accelerators_per_node
     inside = axes_in_node(layout, accelerators_per_node=per_node, head_copies=head_copies)
-    return _groups(layout, machine, inside, head_copies)
+    return _groups(layout, machine, inside, head_copies, mixture)
 
 
-def _groups(layout: Layout, machine: Machine, inside: dict[str, int], head_copies: int) -> dict[str, Group]:
+def _groups(
+    layout: Layout, machine: Machine, inside: dict[str, int], head_copies: int, mixture: Architecture | None
+) -> dict[str, Group]:
     """By axis, the group of which so many ranks stand in a node."""
     sizes = {axis: group_ranks(layout, axis, head_copies=head_copies) for axis in inside}
     if machine.stack.one_ring:  # each group leaves its nodes as if one of its ranks stood in each
         inside = {axis: chosen(ranks >= sizes[axis], ranks, 1) for axis, ranks in inside.items()}
-    return {axis: group(machine, ranks=sizes[axis], ranks_in_node=ranks) for axis, ranks in inside.items()}
+    groups = {axis: group(machine, ranks=sizes[axis], ranks_in_node=ranks) for axis, ranks in inside.items()}
+    exchange = exchanging_group(machine, ranks=sizes["ep"], ranks_in_node=inside["ep"], mixture=mixture)
+    return groups | {"ep": exchange}
 
 
-def best_links(layout: Layout, machine: Machine, *, head_copies: int = 1) -> dict[str, Group]:
+def best_links(
+    layout: Layout, machine: Machine, *, head_copies: int = 1, mixture: Architecture | None = None
+) -> dict[str, Group]:
     """By axis, the best link that any order of ranks gives it: no order makes a step shorter than these do.
 
     No order need give every axis its best link at once.
     """
     nearest = nearest_in_node(layout, accelerators_per_node=machine.accelerators_per_node, head_copies=head_copies)
-    return _groups(layout, machine, nearest, head_copies)
+    return _groups(layout, machine, nearest, head_copies, mixture)
 
 
 def joined_links(of_orders: Sequence[Mapping[str, Group]], *, layouts: int) -> dict[str, Group]:

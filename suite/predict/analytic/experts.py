@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from reference_runs.layout import Layout
 from reference_runs.run import Activation, Architecture, Workload
-from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.elementwise import ceil_division, larger, smaller
 
 FP32 = 4
 
@@ -26,6 +27,20 @@ def dispatched_tokens(architecture: Architecture, *, tokens: int) -> int:
     """Tokens that a rank sends to experts, once for each that computes one: T k; as many come to its own experts."""
     chosen = chosen_experts(architecture)
     return ceil_division(tokens * chosen.numerator, chosen.denominator)
+
+
+def node_copies_share(architecture: Architecture, *, nodes: float) -> float:
+    """Copies of a token that leave for other nodes where each node gets one, over those where each expert does.
+
+    N (1 - (1 - 1 / N)^k) / k of k experts that lie anywhere on N nodes. Where a token's experts are of g of G groups,
+    N is at most g max(N / G, 1).
+    Source: derived here; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2 (at most 4 nodes).
+    """
+    k = float(chosen_experts(architecture))
+    if architecture.expert_groups and architecture.groups_per_token:
+        nodes = smaller(nodes, architecture.groups_per_token * larger(nodes / architecture.expert_groups, 1.0))
+    share: float = nodes * (1 - (1 - 1 / nodes) ** k) / k
+    return smaller(share, 1.0)
 
 
 def kept_activation(architecture: Architecture, *, wide: int) -> dict[str, int]:
@@ -44,13 +59,12 @@ def kept_activation(architecture: Architecture, *, wide: int) -> dict[str, int]:
     return kinds
 
 
-def expert_activation_bytes(
-    architecture: Architecture, *, tokens: int, element: int, tensor_parallel: int, sequence_shards: int
-) -> dict[str, int]:
+def expert_activation_bytes(architecture: Architecture, layout: Layout, *, tokens: int, element: int) -> dict[str, int]:
     """Bytes that one layer's experts keep for the backward pass of one micro-batch on one rank, by kind.
 
         gates              4 T E / u       the router's probabilities, in fp32
-        expert input       e T k h         the dispatched tokens, which all tensor-parallel ranks have
+        expert input       e T k h         the dispatched tokens, which all tensor-parallel ranks have; / t where these
+                                           share out whole experts
         activation input, activated half, contraction input    `kept_activation` of e T k f / t
         expert output      e T k h / u     what the gates weigh
         shared experts     `kept_activation` of e T f' / t with f' the width of all of them
@@ -59,20 +73,20 @@ def expert_activation_bytes(
     The layer's feed-forward input, which router and shared experts read, is counted with the layer.
     Source: counted here for the dispatch by all-to-all of Megatron-LM, core/transformer/moe/token_dispatcher.py.
     """
-    a, t = architecture, tensor_parallel
+    a, t, u = architecture, layout.tensor_parallel, layout.tensor_parallel if layout.sequence_parallel else 1
     sent = dispatched_tokens(a, tokens=tokens)
     routed = kept_activation(a, wide=element * sent * a.expert_width // t)
     kinds = {
-        "gates": FP32 * tokens * (a.experts or 0) // sequence_shards,
-        "expert input": element * sent * a.hidden,
-        "expert output": element * sent * a.hidden // sequence_shards,
+        "gates": FP32 * tokens * (a.experts or 0) // u,
+        "expert input": element * sent * a.hidden * layout.expert_splits // t,
+        "expert output": element * sent * a.hidden // u,
         **{f"expert {kind}": size for kind, size in routed.items()},
     }
     if a.shared_experts:
         shared = kept_activation(a, wide=element * tokens * a.shared_experts * a.expert_width // t)
         kinds |= {f"shared expert {kind}": size for kind, size in shared.items()}
     if a.shared_gate:
-        kinds["shared expert output"] = element * tokens * (a.hidden + 1) // sequence_shards
+        kinds["shared expert output"] = element * tokens * (a.hidden + 1) // u
     return kinds
 
 
@@ -98,7 +112,7 @@ def expert_products(workload: Workload, *, tokens: int) -> dict[str, tuple[int, 
     """Matrix products of one rank's forward pass through one layer's experts: how many, M, N and K, by part.
 
         router                 T / u x h by h x E
-        expansion              E / n of T k n / E x h by h x g f / t
+        expansion              E / n of T k n / E x h by h x g f / t    (whole experts: E / (n t), and t = 1)
         contraction            E / n of T k n / E x f / t by f / t x h
         shared expansion       T x h by h x g f' / t
         shared contraction     T x f' / t by f' / t x h
@@ -111,14 +125,14 @@ def expert_products(workload: Workload, *, tokens: int) -> dict[str, tuple[int, 
     h, t, n = architecture.hidden, layout.tensor_parallel, layout.expert_parallel
     experts, gate = architecture.experts or 0, 2 if architecture.activation.gated else 1
     mean = ceil_division(dispatched_tokens(architecture, tokens=tokens) * n, experts)
-    width = architecture.expert_width // t
+    own, width = experts // layout.expert_ranks, architecture.expert_width // layout.expert_splits
     products: dict[str, tuple[int, int, int, int]] = {
         "router": (1, tokens // (t if layout.sequence_parallel else 1), experts, h),
-        "expansion": (experts // n, mean, gate * width, h),
-        "contraction": (experts // n, mean, h, width),
+        "expansion": (own, mean, gate * width, h),
+        "contraction": (own, mean, h, width),
     }
     if architecture.shared_experts:
-        shared = architecture.shared_experts * width
+        shared = architecture.shared_experts * (architecture.expert_width // t)
         products["shared expansion"] = (1, tokens, gate * shared, h)
         products["shared contraction"] = (1, tokens, h, shared)
     if architecture.shared_gate:
@@ -131,6 +145,7 @@ def expert_operator_bytes(workload: Workload, *, tokens: int, element: int) -> d
 
     activation    (g + 1) e T (k f + f') / t
     dispatch      2 e T k h / u      into the order of the experts
+    sort          4 e T k h / u      rows that came from n > 1 ranks into the order of several own experts, and back
     combine       e T (k + 1) h / u  weighed and added up in the order of the tokens
     router        8 T E / u          softmax or sigmoid of its scores in fp32
     shared gate   2 e T h / u        what it weighs, where there is one
@@ -138,10 +153,12 @@ def expert_operator_bytes(workload: Workload, *, tokens: int, element: int) -> d
     architecture, layout = workload.architecture, workload.layout
     t, u = layout.tensor_parallel, layout.tensor_parallel if layout.sequence_parallel else 1
     sent, width = dispatched_tokens(architecture, tokens=tokens), architecture.expert_width
+    sorts = (layout.expert_ranks > 1) & (layout.expert_ranks < (architecture.experts or 0))
     columns = (sent + tokens * architecture.shared_experts) * width
     return {
         "activation": (3 if architecture.activation.gated else 2) * element * columns // t,
         "dispatch": 2 * element * sent * architecture.hidden // u,
+        "sort": sorts * 4 * element * sent * architecture.hidden // u,
         "combine": element * (sent + tokens) * architecture.hidden // u,
         "router": 2 * FP32 * tokens * (architecture.experts or 0) // u,
         **({"shared gate": 2 * element * tokens * architecture.hidden // u} if architecture.shared_gate else {}),

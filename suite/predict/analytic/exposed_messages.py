@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from reference_runs.layout import Layout
 from reference_runs.placement import head_stage
 from reference_runs.run import Architecture, Residual, Workload
 from reference_runs.stack import Stack
@@ -92,7 +93,7 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     """
     architecture, layout, chunks = workload.architecture, workload.layout, machine.stack.tensor_parallel_chunks
     in_pieces = sent_in_pieces(layout, machine)
-    around_experts = _share_around_experts(architecture)
+    around_experts = _share_around_experts(architecture, layout)
 
     def share(of_layers: float) -> float:
         return chosen(in_pieces, around_experts + (1 - around_experts) * of_layers, 1.0)
@@ -151,7 +152,7 @@ def narrow_gathers_share(workload: Workload, stack: Stack) -> float:
     if not ((stack.transformer_engine or stack.keeping.titan) and recipe.product_format.casts):
         return 1.0
     narrow = factor_element_bytes(recipe.product_format) / WEIGHT_ELEMENT_BYTES[recipe.precision]
-    around_experts = _share_around_experts(workload.architecture)
+    around_experts = _share_around_experts(workload.architecture, workload.layout)
     return around_experts + (1 - around_experts) * narrow
 
 
@@ -159,10 +160,11 @@ def _own_methods(stack: Stack) -> bool:
     return stack.transformer_engine and stack.tensor_parallel_chunks > 1
 
 
-def _share_around_experts(architecture: Architecture) -> float:
+def _share_around_experts(architecture: Architecture, layout: Layout) -> float:
     if architecture.experts is None:
         return 0.0
-    parts = float(chosen_experts(architecture)) + (architecture.shared_experts > 0)
+    routed = 0.0 if layout.whole_experts else float(chosen_experts(architecture))
+    parts = routed + (architecture.shared_experts > 0)
     sparse = 1 - (architecture.dense_layers or 0) / architecture.layers
     return sparse * parts / (1 + parts)
 

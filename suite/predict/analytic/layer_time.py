@@ -10,6 +10,7 @@ from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.expert_time import adding_seconds
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.flop import selective_op_share
 from suite.predict.analytic.flop_conventions import attended_share, attended_shares
@@ -21,6 +22,7 @@ from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
     MASK_BYTES,
     RESIDUAL_OPERATORS,
+    ROW_OPERATORS,
     backward_operator_bytes,
     layer_operator_bytes,
     score_operator_bytes,
@@ -193,6 +195,7 @@ def _part_seconds(
     if gradient_pieces is not None:
         twice = twice + in_pieces(gradient_pieces, depth, columns) - in_pieces(1, depth, columns)
     if workload.architecture.experts is not None and part in ROUTED:
+        twice = twice + adding_seconds(workload, machine, sizes, in_format=in_format)
         return machine.expert_slowdown * once, machine.expert_slowdown * twice
     return once, twice
 
@@ -303,16 +306,17 @@ def input_gradient_seconds(workload: Workload, machine: Machine) -> float:
 
 
 class _OperatorBytes(NamedTuple):
-    """Bytes of a layer's operators: on hidden states, inside the layer's two parts, on stored scores."""
+    """Bytes of a layer's operators: on hidden states, inside the layer's two parts, on stored scores, moving rows."""
 
     residual: float
     inner: float
     scores: float
+    rows: float
 
 
 def _moved(machine: Machine, least: _OperatorBytes) -> float:
     moved = machine.residual_passes * least.residual + machine.inner_passes * least.inner
-    return moved + machine.score_passes * least.scores
+    return moved + machine.score_passes * least.scores + least.rows
 
 
 def _operator_bytes(workload: Workload, stack: Stack) -> tuple[_OperatorBytes, _OperatorBytes]:
@@ -347,7 +351,8 @@ def _by_place(operators: Mapping[str, float], workload: Workload) -> _OperatorBy
     scores = score_operator_bytes(workload)
     of_scores = sum(moved for name, moved in operators.items() if name in scores)
     residual = sum(moved for name, moved in operators.items() if name in RESIDUAL_OPERATORS)
-    return _OperatorBytes(residual, sum(operators.values()) - residual - of_scores, of_scores)
+    rows = sum(moved for name, moved in operators.items() if name in ROW_OPERATORS)
+    return _OperatorBytes(residual, sum(operators.values()) - residual - of_scores - rows, of_scores, rows)
 
 
 def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
@@ -368,19 +373,15 @@ def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
 def _product_seconds(
     workload: Workload, machine: Machine, *, M: int, N: int, K: int, overlap: float = 1.0, in_format: bool = False
 ) -> tuple[float, float]:
-    peak, recipe = machine.peak_flop_per_second, workload.recipe
-    if in_format:
-        assert machine.product_peak_flop_per_second is not None  # machines are made for a recipe
-        peak = machine.product_peak_flop_per_second * machine.format_efficiency
     return product_seconds(
         M=M,
         N=N,
         K=K,
-        element_bytes=WEIGHT_ELEMENT_BYTES[recipe.precision],
+        element_bytes=WEIGHT_ELEMENT_BYTES[workload.recipe.precision],
         table=machine.matrix_efficiency,
-        peak_flop_per_second=peak,
+        peak_flop_per_second=machine.product_rate(in_format=in_format),
         memory_bytes_per_second=machine.achievable_memory_bytes_per_second,
         saturation=machine.matrix_saturation,
         overlap=overlap,
-        factor_bytes=factor_element_bytes(recipe.product_format) if in_format else None,
+        factor_bytes=factor_element_bytes(workload.recipe.product_format) if in_format else None,
     )

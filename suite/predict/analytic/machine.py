@@ -16,6 +16,7 @@ PLAIN = Stack(
     layer_kernels=1,
     tensor_parallel_kernels=0,
     head_kernels=1,
+    expert_kernels=0,
     python_launches=True,
     fused_dropout=False,
     fused_bias=True,
@@ -31,6 +32,7 @@ PLAIN = Stack(
     gathers_in_format=False,
     overlaps_context_parallel=False,
     overlaps_experts=False,
+    sends_once_to_nodes=False,
     overlaps_pipeline=False,
     synchronises_layers=False,
     balances_stages=False,
@@ -140,6 +142,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def peak(self) -> AcceleratorPeak:
         """The rate that MFU and HFU are shares of."""
         return AcceleratorPeak(self.peak_flop_per_second, self.peak_is_measured, self.product_peak_flop_per_second)
+
+    def product_rate(self, *, in_format: bool) -> float:
+        """Flop per second that `matrix_efficiency` is a share of, `in_format` in that of the recipe's products."""
+        if not in_format:
+            return self.peak_flop_per_second
+        assert self.product_peak_flop_per_second is not None  # machines are made for a recipe
+        return self.product_peak_flop_per_second * self.format_efficiency
 
     @property
     def achievable_memory_bytes_per_second(self) -> float:

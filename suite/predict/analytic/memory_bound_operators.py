@@ -18,6 +18,7 @@ from suite.predict.analytic.process_groups import key_width
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
 RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
+ROW_OPERATORS = ("dispatch", "sort", "combine")  # what moves rows of hidden states to experts and back
 BACKWARD = 2  # bytes of a backward pass over those of the forward pass, of embedding and loss
 
 # Tensors that the backward pass moves over those of the forward pass. Norm: x, dy, dx over x, y. Residual add: the
@@ -36,6 +37,7 @@ BACKWARD_SHARES = {
     "gated norm": 5 / 3,
     "attention gate": 5 / 3,
     "dispatch": 1.0,
+    "sort": 1.0,
     "router": 3 / 2,
     "shared gate": 3 / 2,
     "softmax": 3 / 2,

@@ -40,7 +40,8 @@ class Traffic(NamedTuple):
 def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
     """Ranks of the group in which an axis communicates: the axis's size, but 2 for "embedding".
 
-    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts. Hybrid
+    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts. Whole
+    experts are shared out over the ranks of tp too, so that these belong to the group of "ep". Hybrid
     sharding divides them into groups: "shard" are the ranks of one, "replicate" those with the same shard in all. Of tp
     ranks, `head_copies` hold the same key-value head, "kv" (see `key_value_copies`). Where stages differ in replicas
     "pp" has all ranks, "embedding" those of both ends, and "dp" those of the stage that is asked for.
@@ -51,6 +52,7 @@ def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
     sizes = _axis_sizes(layout)
     sizes |= {"edp": sizes["dp"] * sizes["cp"], "embedding": 2, "kv": head_copies}
     sizes["dp"] = sizes["edp"] * sizes["ep"]
+    sizes["ep"] = layout.expert_ranks
     if layout.stage_replicas is not None:
         sizes |= {"pp": layout.ranks, "embedding": layout.stage_replicas[0] + layout.stage_replicas[-1]}
     sizes |= {"shard": layout.sharding_ranks, "replicate": layout.shard_copies}
@@ -108,6 +110,7 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int
     min(max(node / stride, 1), size), where stride is the product of the axes before this one in layout.rank_order: the
     distance of neighbours. Exact where strides and node divide one another; otherwise some groups are cut further.
         dp, edp     times those of cp, and dp times those of ep, which the groups span
+        ep          times those of tp, which share out whole experts too
         kv          of those of tp, at most the `head_copies` that hold one key-value head
         shard       with hybrid sharding, of dp the first n neighbours, all cp ranks of a sample among them
         replicate   with hybrid sharding, every n-th of dp's
@@ -129,6 +132,7 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int
     inside.setdefault("ep", 1)
     inside["edp"] = inside["dp"] * inside["cp"]
     inside["dp"] = inside["edp"] * inside["ep"]
+    inside["ep"] = inside["ep"] * (inside["tp"] if layout.whole_experts else 1)
     if layout.shard_ranks is not None:
         samples = layout.sharding_ranks // layout.context_parallel
         of_group = smaller(inside["dp"] // inside["cp"], samples)

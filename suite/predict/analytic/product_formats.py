@@ -129,8 +129,8 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False, fused_c
     """Casts of one layer: of each product's input, of its output's gradient, and of its weight.
 
     Of M x K by K x N (`layer_products`): M x K, M x N and N x K. Products that read the same tensor share its cast
-    (the compressions of latent attention; both branches of a block with one norm). Nothing is fused with norms and
-    activations: a kernel that does both reads less.
+    (the compressions of latent attention; both branches of a block with one norm); each expert's rows are a matrix of
+    their own. Nothing is fused with norms and activations: a kernel that does both reads less.
     With `transformer_engine`, fp8-delayed, and t tensor-parallel ranks under sequence parallelism (else t = 1):
         inputs that are a norm's output    the norm writes them in the format; for the weight's gradient they are
                                            transposed in the backward pass: 2 M K (that the norm writes a byte less an
@@ -158,7 +158,7 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False, fused_c
                 inputs = inputs + count * cast_bytes(
                     product_format, rows=rows, columns=depth, element=element, fused_chains=fused_chains
                 )
-            matrices += 1
+            matrices = matrices + count
         if fused and dense and part in SUMMED and shards > 1:
             whole = format_bytes(product_format, rows=rows, columns=columns)
             gradients = gradients + count * ((element * rows * columns + whole) // shards + 2 * whole)
@@ -173,7 +173,7 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False, fused_c
         count, rows, _, hidden = parts["expansion"]
         padded = 2 * 2 * element * count * rows * hidden
         inputs, gradients = inputs + padded, gradients + padded
-    return LayerCasts(inputs, gradients, weights, matrices, len(parts))
+    return LayerCasts(inputs, gradients, weights, matrices, sum(count for count, *_ in parts.values()))
 
 
 def weight_casts(layout: Layout, *, micro_batches: int) -> int:
@@ -245,7 +245,7 @@ def kept_in_format(workload: Workload, kinds: dict[str, int], *, tokens: int, se
         "normed compressed states": kept(tokens // shards, *(rank for rank in compressed if rank is not None)),
         "attention context": kept(tokens, a.context_width // t),
         "contraction input": kept(tokens, a.ffn_hidden // t),
-        "expert input": kept(sent, a.hidden),
+        "expert input": kept(sent * layout.expert_splits // t, a.hidden),
         "expert contraction input": kept(sent, a.expert_width // t),
         "shared expert contraction input": kept(tokens, a.shared_experts * a.expert_width // t),
     }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from reference_runs.layout import Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Workload
+from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime
@@ -156,7 +157,23 @@ def _stack_kernels(workload: Workload, machine: Machine, *, stage: int, collecti
     collectives = stack.tensor_parallel_kernels * (layout.tensor_parallel > 1) * (1 + layout.sequence_parallel)
     kernels = stack.layer_kernels + collective * collectives
     launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
+    for kind, routed in stage_layer_kinds(workload.architecture, layout, stage=stage):
+        more = expert_kernels(workload._replace(architecture=kind), stack, collective=collective)
+        launched = launched + more * ((1 + BACKWARD) * routed + _repeated_layers(layout.recomputation, routed))
     return launched + last * ((1 + BACKWARD) * stack.head_kernels)
+
+
+def expert_kernels(workload: Workload, stack: Stack, *, collective: int) -> float:
+    """Kernels by which the forward pass through a layer with experts has more than that through a dense one.
+
+    Those of the stack for router, dispatch and combine; 2 E / n - 2 products more of the E / n experts of a rank, and 2
+    of shared ones; 2 exchanges of n ranks, of which each counts as `collective`. A dense layer has none.
+    """
+    architecture, ranks = workload.architecture, workload.layout.expert_ranks
+    if architecture.experts is None:
+        return 0.0
+    products = 2 * (architecture.experts // ranks) - 2 + 2 * (architecture.shared_experts > 0)
+    return stack.expert_kernels + products + 2.0 * collective * (ranks > 1)
 
 
 def _whole_layers_repeated(recomputation: Recomputation, layers: int) -> float:

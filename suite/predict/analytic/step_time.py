@@ -203,7 +203,10 @@ def step_time(
         head_seconds(workload, machine),
         links
         or axis_groups(
-            layout, machine, head_copies=key_value_copies(architecture, tensor_parallel=layout.tensor_parallel)
+            layout,
+            machine,
+            head_copies=key_value_copies(architecture, tensor_parallel=layout.tensor_parallel),
+            mixture=architecture,
         ),
         None if parts is None else (parts, modelled_parts(workload, machine)),
     )

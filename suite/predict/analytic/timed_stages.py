@@ -20,14 +20,17 @@ def timed_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
 
     All others have no more layers than the second and, like it, neither embedding nor head. Where the first layers are
     dense and others have experts, two more of those between: the one with most experts, and one with another share of
-    them than the second. All stages where their layers are given.
+    them than the second. In a V chunks of both halves may have the remainder: the one between with most layers besides.
+    All stages where their layers are given.
 
-    Of arrays of stages all three or five, of which some may name the same stage.
+    Of arrays of stages all three to five, of which some may name the same stage.
     """
     stages: Any = layout.pipeline_stages
     if layout.stage_layer_counts is not None or (isinstance(stages, int) and stages < 3):
         return tuple(range(stages))
     keys = _key_stages(architecture, layout)
+    if layout.schedule.shape_of_v and len(keys) == 3:
+        keys = (*keys, _stage_between(architecture, layout, 0))
     return tuple(sorted(set(keys))) if isinstance(stages, int) else keys
 
 
@@ -37,16 +40,18 @@ def _key_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     ends = (0 * stages, smaller(1, stages - 1), stages - 1)
     if not architecture.first_kind_layers:
         return ends
+    return (*ends, _stage_between(architecture, layout, 0), _stage_between(architecture, layout, 1))
+
+
+def _stage_between(architecture: Architecture, layout: Layout, which: int) -> int:
+    """One of both stages of `_between`, for each layout of arrays."""
     # with numbers in place of arrays, as a key
     one = msgspec.structs.replace(Layout(), schedule=layout.schedule, stage_assignment=layout.stage_assignment)
 
-    def between(which: int) -> int:
-        def stage(stages: int, virtual: int) -> int:
-            return _between(architecture, one, int(stages), int(virtual))[which]
+    def stage(stages: int, virtual: int) -> int:
+        return _between(architecture, one, int(stages), int(virtual))[which]
 
-        return by_row(stage, stages, layout.virtual_stages)
-
-    return (*ends, between(0), between(1))
+    return by_row(stage, layout.pipeline_stages, layout.virtual_stages)
 
 
 @lru_cache(maxsize=4096)

@@ -239,6 +239,8 @@ class _ExpertTokens(NamedTuple):
 def gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
     """Further bytes of tensor parallelism with sequence parallelism, in a stage's layers with experts.
 
+    Whole experts take each rank's own tokens: nothing is gathered for them.
+
     An f gathers forward, again for each repeated pass and for the weight's gradient, and reduces backward; a g reduces
     forward and again, and gathers backward.
     """
@@ -246,7 +248,8 @@ def gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
     if architecture.experts is None:
         return _ExpertTokens(0, 0)
     a, chosen = activation_message_bytes(workload), chosen_experts(architecture)
-    more = a * (chosen.numerator - chosen.denominator) // chosen.denominator + (a if architecture.shared_experts else 0)
+    routed = 0 if layout.whole_experts else a * chosen.numerator // chosen.denominator
+    more = routed - a + (a if architecture.shared_experts else 0)
     gathered = reduced = 0
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
         if kind.experts is not None:
@@ -271,7 +274,7 @@ def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Tra
     Differs from what is sent where the router prefers experts: by the rank whose experts are preferred.
     """
     architecture, recipe, layout = workload
-    if layout.expert_parallel == 1:
+    if layout.expert_ranks == 1:
         return Traffic("ep", "all_to_all", 0, 0)
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     size = dispatched_tokens(architecture, tokens=tokens) * architecture.hidden

@@ -258,7 +258,8 @@ def _seconds(
 
     counted = _counted(layout, columns, orders[0])
     copies = key_value_copies(question.architecture, tensor_parallel=counted.tensor_parallel)
-    links = best_links(counted, question.machine, head_copies=copies) if len(orders) > 1 else None
+    of_all = best_links(counted, question.machine, head_copies=copies, mixture=question.architecture)
+    links = of_all if len(orders) > 1 else None
     workload = Workload(question.architecture, question.recipe, counted)
     seconds = layout_seconds(workload, question.machine, links=links)
     return numpy.broadcast_to(numpy.asarray(seconds), columns.shape[1])
@@ -279,7 +280,7 @@ def _counted(layout: Layout, columns: numpy.ndarray[Any, Any], order: str) -> La
 def _links(question: Question, layout: Layout, columns: numpy.ndarray[Any, Any], order: str) -> Any:
     counted = _counted(layout, columns, order)
     copies = key_value_copies(question.architecture, tensor_parallel=counted.tensor_parallel)
-    return axis_groups(counted, question.machine, head_copies=copies)
+    return axis_groups(counted, question.machine, head_copies=copies, mixture=question.architecture)
 
 
 def _order_ranks(

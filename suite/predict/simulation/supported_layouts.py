@@ -77,6 +77,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             f"fused attention with a sliding window of {architecture.sliding_window}",
             fused and (architecture.sliding_window or architecture.sequence) < architecture.sequence,
         ),
+        LayoutLimit("whole experts on tensor-parallel ranks", layout.whole_experts and split),
         LayoutLimit("partitioned checkpoints", layout.partitioned_checkpoints and split),
         LayoutLimit("scatter-gather", layout.scatter_gather and split, described=stages == 1),
         LayoutLimit(

@@ -42,7 +42,7 @@ def link_traffic(workload: Workload, machine: Machine, traffic: dict[int, list[T
     """Messages of a rank of the stage whose messages take longest."""
     layout = workload.layout
     copies = key_value_copies(workload.architecture, tensor_parallel=layout.tensor_parallel)
-    groups = axis_groups(layout, machine, head_copies=copies)
+    groups = axis_groups(layout, machine, head_copies=copies, mixture=workload.architecture)
     inside = axes_in_node(layout, accelerators_per_node=machine.accelerators_per_node, head_copies=copies)
 
     def of(entries: Sequence[Traffic]) -> list[LinkTraffic]:

@@ -61,6 +61,7 @@ def _limits(architecture: Architecture, recipe: Recipe, layout: Layout) -> Itera
     yield layout.stage_replicas is not None, "replicas of each stage"
     yield layout.context_parallel > 1, f"cp{layout.context_parallel}"
     yield layout.expert_parallel > 1, f"ep{layout.expert_parallel}: ranks of experts, which the script says"
+    yield layout.whole_experts and layout.tensor_parallel > 1, "whole experts over tensor-parallel ranks"
     yield layout.sequence_parallel and layout.tensor_parallel > 1, "sp"
     yield sharded and not layout.reshard_after_forward, "noreshard"
     yield layout.shard_ranks is not None, f"shard{layout.shard_ranks}"

@@ -164,11 +164,13 @@ def _axes(architecture: Architecture, layout: Layout) -> dict[str, Any]:
         "tensor_model_parallel_size": layout.tensor_parallel,
         "pipeline_model_parallel_size": layout.pipeline_stages,
         "context_parallel_size": layout.context_parallel,
-        "expert_model_parallel_size": layout.expert_parallel,
+        "expert_model_parallel_size": layout.expert_ranks,
         "sequence_parallel": layout.sequence_parallel and layout.tensor_parallel > 1,
         "use_tp_pp_dp_mapping": bool(_order(layout)),
         "use_distributed_optimizer": layout.zero_stage == 1,
     }
+    if layout.whole_experts:
+        fields["expert_tensor_parallel_size"] = 1
     counts = [len(layers) for layers in chunk_layers(architecture.layers, layout)]
     if layout.virtual_stages > 1 or len(set(counts)) > 1:  # as many parts as chunks, from which it counts them
         fields["pipeline_model_parallel_layout"] = f"E{'|'.join('t' * count for count in counts)}L"

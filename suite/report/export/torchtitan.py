@@ -96,6 +96,7 @@ def _limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
     recomputed = layout.recomputation
     yield layout.stage_replicas is not None, "replicas of each stage"
     yield layout.expert_parallel > 1, "ep without experts"
+    yield layout.whole_experts and layout.tensor_parallel > 1, "whole experts over tensor-parallel ranks"
     yield several and layout.zero_stage == 1, "zero1"
     yield several and layout.zero_stage == 0 and apart, "replicas of zero0 beside other axes"
     yield several and layout.zero_stage > 1 and layout.sharding_ranks % layout.context_parallel > 0, "these shards"

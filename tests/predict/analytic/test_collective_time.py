@@ -13,6 +13,7 @@ from suite.predict.analytic.collective_time import (
     Group,
     all_reduce_seconds,
     collective_seconds,
+    exchanging_group,
     group,
     ring_pass_seconds,
     send_seconds,
@@ -58,6 +59,31 @@ def test_collectives_take_as_long_as_rings_that_are_played_through(ranks: int) -
         played = played_ring_seconds(ranks, 2 if operation == "all_reduce" else 1, 1e9, 1e-9, 1e9)
         found = collective_seconds(operation, members, payload_bytes=10**9, messages=1)
         assert found == pytest.approx(played, rel=1e-14, abs=0), operation
+
+
+@given(st.sampled_from([(8, 8), (8, 4), (16, 4), (64, 8), (64, 1), (2, 1), (1, 1)]), st.floats(1e8, 1e13))
+def test_an_exchange_sends_each_part_over_the_link_that_it_crosses(sizes: tuple[int, int], network: float) -> None:
+    ranks, in_node = sizes
+    machine = msgspec.structs.replace(A100, network_bytes_per_second=network, network_contention=0.0)
+    link, interface = machine.achievable_link_bytes_per_second, machine.achievable_network_bytes_per_second / 8
+    seconds = sum(
+        1e9 / ranks / (link if other < in_node else min(link, interface)) for other in range(1, ranks)
+    )  # rank 0 sends a part to each other one, and all ranks of a node do so at once
+    members = exchanging_group(machine, ranks=ranks, ranks_in_node=in_node)._replace(latency_seconds=0.0)
+    found = collective_seconds("all_to_all", members, payload_bytes=1e9, messages=1)
+    assert found == pytest.approx(seconds, rel=1e-12, abs=0)
+
+
+def test_an_exchange_inside_a_node_is_as_fast_as_a_ring_and_between_nodes_it_is_slower() -> None:
+    for ranks, in_node in ((8, 8), (4, 4)):
+        assert exchanging_group(A100, ranks=ranks, ranks_in_node=in_node) == group(
+            A100, ranks=ranks, ranks_in_node=in_node
+        )
+    rates = [exchanging_group(A100, ranks=64, ranks_in_node=r).bytes_per_second for r in (1, 2, 4, 8)]
+    assert rates == sorted(rates)
+    # 64 ranks on 8 nodes send 56 of 63 parts over an eighth of the interfaces, a ring leaves each node once
+    ring = group(A100, ranks=64, ranks_in_node=8).bytes_per_second
+    assert 6 < ring / rates[-1] < 8
 
 
 def test_a_small_all_reduce_is_a_tree() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import math
+
 import msgspec
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from reference_runs.architecture import Activation, Architecture, Balancing, Gate, Norm
+from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Workload
 from suite.predict.analytic.activations import layer_activation_bytes
@@ -18,6 +22,7 @@ from suite.predict.analytic.experts import (
     expert_forward_flop,
     expert_operator_bytes,
     expert_products,
+    node_copies_share,
 )
 from suite.predict.analytic.flop import layer_forward_flop, model_flop
 from suite.predict.analytic.layer_products import layer_products
@@ -31,6 +36,7 @@ from suite.predict.analytic.parameters import (
     parameter_counts,
     rank_parameters,
 )
+from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.stage_layers import layer_kinds
 from suite.predict.analytic.traffic import expert_traffic, step_traffic
 from tests.support.mixture import Experts, Latent
@@ -181,7 +187,7 @@ def test_an_eager_mixture_keeps_the_predicted_bytes(activation: Activation) -> N
         weight = gates[source, owner[order]].unsqueeze(1)
         return (out * weight)[back].view(2, tokens, h).sum(0)
 
-    kinds = expert_activation_bytes(shape, tokens=tokens, element=4, tensor_parallel=1, sequence_shards=1)
+    kinds = expert_activation_bytes(shape, Layout(), tokens=tokens, element=4)
     indices = 3 * 8 * 2 * tokens  # source, the expert of each, and the way back
     weights = 4 * 2 * tokens  # a chosen gate for each token sent
     layers_input = 4 * tokens * h
@@ -200,6 +206,60 @@ def test_all_to_alls_carry_each_chosen_token_out_and_back_in_both_directions(
     sent = b * shape.sequence * (shape.experts_per_token or 0) * shape.hidden * 2
     messages = 3 * routed * (6 if again else 4) * (n > 1)
     assert entry == ("ep", "all_to_all", messages * sent, messages)
+
+
+@pytest.mark.parametrize(("nodes", "chosen"), [(1, 1), (1, 4), (2, 1), (2, 3), (4, 2), (4, 6), (8, 4), (3, 8)])
+def test_a_node_gets_one_copy_of_a_token_however_many_of_its_experts_it_has(nodes: int, chosen: int) -> None:
+    """Counted over all ways in which a token's experts lie on the nodes."""
+    shape = msgspec.structs.replace(BLOOM.architecture, experts=64, experts_per_token=chosen)
+    ways = list(itertools.product(range(nodes), repeat=chosen))
+    copies = sum(len(set(way)) for way in ways) / len(ways)
+    assert node_copies_share(shape, nodes=nodes) == pytest.approx(copies / chosen, rel=1e-12)
+
+
+def test_groups_of_experts_limit_the_nodes_that_a_token_reaches() -> None:
+    shape = reference_run("deepseek-v3").architecture  # 8 experts of 4 of 8 groups
+    anywhere = msgspec.structs.replace(shape, expert_groups=None, groups_per_token=None)
+    assert node_copies_share(shape, nodes=8) == node_copies_share(anywhere, nodes=4)
+    assert node_copies_share(shape, nodes=32) == node_copies_share(anywhere, nodes=16)  # a group stands on 4 of them
+    assert node_copies_share(shape, nodes=2) == node_copies_share(anywhere, nodes=2)
+
+
+WHOLE = Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True, whole_experts=True)
+
+
+@given(routed_architectures(tensor_parallel=2, expert_parallel=4), st.integers(1, 4))
+def test_whole_experts_are_shared_out_over_tensor_parallel_ranks_too(shape: Architecture, b: int) -> None:
+    tokens = 4 * b * (shape.experts or 1) * shape.sequence
+    layout = msgspec.structs.replace(WHOLE, micro_batch=b)
+    split = msgspec.structs.replace(layout, whole_experts=False)
+    whole, parts = (expert_products(Workload(shape, BLOOM.recipe, of), tokens=tokens) for of in (layout, split))
+    for part in ("expansion", "contraction"):
+        (count, M, N, K), (count_of_parts, *rest) = whole[part], parts[part]
+        assert 2 * count == count_of_parts
+        assert count * M * N * K == count_of_parts * math.prod(rest)
+        assert rest[0] == M
+    assert {part: size for part, size in whole.items() if part.startswith(("shared", "router"))} == {
+        part: size for part, size in parts.items() if part.startswith(("shared", "router"))
+    }
+    assert group_ranks(layout, "ep") == 4
+    ranks = [rank_parameters(shape, of, stage=0).experts for of in (layout, split)]
+    assert ranks[0] == ranks[1]
+
+
+@given(routed_architectures(tensor_parallel=2, expert_parallel=4))
+def test_nothing_is_gathered_for_whole_experts(shape: Architecture) -> None:
+    shape = msgspec.structs.replace(shape, dense_layers=0)
+    split = msgspec.structs.replace(WHOLE, whole_experts=False)
+    gathered = []
+    for layout in (WHOLE, split):
+        entries = step_traffic(Workload(shape, BLOOM.recipe, layout), stage=0, micro_batches=1)
+        sizes = {(entry.axis, entry.operation): entry.payload_bytes for entry in entries}
+        gathered.append((sizes["tp", "all_gather"], sizes["ep", "all_to_all"]))
+    (whole, exchanged), (parts, as_much) = gathered
+    states = shape.sequence * shape.hidden * 2  # once forward, and for gradients of input and weights
+    assert parts - whole == 3 * shape.layers * (shape.experts_per_token or 0) * states
+    assert exchanged == as_much  # each rank sends its own tokens, to twice as many ranks
 
 
 @given(routed_architectures(expert_parallel=2), st.integers(0, 3), st.integers(1, 4))
@@ -256,6 +316,7 @@ def test_operators_move_the_tensors_that_they_read_and_write(shape: Architecture
     assert moved == {
         "activation": gates * inner.nbytes,
         "dispatch": 2 * sent.nbytes,
+        "sort": 0,
         "combine": sent.nbytes + x.nbytes,
         "router": 2 * scores.nbytes,
         **({"shared gate": 2 * x.nbytes} if shape.shared_gate else {}),
@@ -289,7 +350,8 @@ def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
         shared_gate=True,
         activation=Activation.SWIGLU,
     )
-    kept = expert_activation_bytes(shape, tokens=6, element=2, tensor_parallel=2, sequence_shards=2)
+    layout = Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True)
+    kept = expert_activation_bytes(shape, layout, tokens=6, element=2)
     assert kept == {
         "gates": 4 * 6 * 4 // 2,
         "expert input": 2 * 12 * 8,
@@ -304,13 +366,16 @@ def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
     }
     assert {type(size) for size in kept.values()} == {int}  # bytes stay exact beyond 2^53
     two = msgspec.structs.replace(shape, shared_experts=2)
-    of_two = expert_activation_bytes(two, tokens=6, element=2, tensor_parallel=2, sequence_shards=2)
+    of_two = expert_activation_bytes(two, layout, tokens=6, element=2)
     wider = {kind for kind in kept if kind.startswith("shared expert") and kind != "shared expert output"}
     assert of_two == {kind: size * (2 if kind in wider else 1) for kind, size in kept.items()}
-    workload = Workload(shape, BLOOM.recipe, Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True))
+    of_whole = expert_activation_bytes(shape, WHOLE, tokens=6, element=2)
+    assert of_whole == kept | {"expert input": kept["expert input"] // 2}
+    workload = Workload(shape, BLOOM.recipe, layout)
     assert expert_operator_bytes(workload, tokens=6, element=2) == {
         "activation": 3 * 2 * (12 + 6) * 5,
         "dispatch": 2 * 2 * 12 * 8 // 2,
+        "sort": 4 * 2 * 12 * 8 // 2,  # 2 experts a rank: there and back
         "combine": 2 * (12 + 6) * 8 // 2,
         "router": 8 * 6 * 4 // 2,
         "shared gate": 2 * 2 * 6 * 8 // 2,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers, head_stage
-from reference_runs.run import Precision, ProductFormat, Workload
+from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Workload
 from reference_runs.stack import Accumulation
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable
@@ -269,7 +269,7 @@ NUMBERS = {
 FASTER = ("product_overlap", "score_product_overlap", "format_efficiency")  # the more, the faster; shares
 
 
-COUNTS = ("layer_kernels", "tensor_parallel_kernels", "head_kernels")
+COUNTS = ("layer_kernels", "tensor_parallel_kernels", "head_kernels", "expert_kernels")
 
 
 # switch -> the faster choice, the slower one
@@ -291,6 +291,7 @@ SWITCHED: dict[str, tuple[object, object]] = {
     "overlaps_input_gradients": (True, False),
     "overlaps_context_parallel": (True, False),
     "overlaps_experts": (True, False),
+    "sends_once_to_nodes": (True, False),
 }
 
 
@@ -440,6 +441,41 @@ def test_kernels_of_casts_are_of_four_inputs_a_forward_pass_and_four_gradients()
                 for recipe in (BLOOM.recipe, in_8_bit)
             )
             assert casting - plain == each * BLOOM.architecture.layers * (4 * passes + 4)
+
+
+def mixture(*, experts: int, shared: int = 0) -> Architecture:
+    """BLOOM's shape with experts in place of its feed-forward parts."""
+    routed = {"experts": experts, "experts_per_token": 2, "shared_experts": shared, "feed_forward_bias": False}
+    return msgspec.structs.replace(BLOOM.architecture, **routed)
+
+
+def test_a_layer_with_experts_launches_products_of_each_of_them() -> None:
+    layout, layers = Layout(expert_parallel=2), BLOOM.architecture.layers
+    machine = having(A100, expert_kernels=15)
+
+    def kernels(experts: int, shared: int = 0, recipe: Recipe = BLOOM.recipe) -> float:
+        workload = Workload(mixture(experts=experts, shared=shared), recipe, layout)
+        return stage_kernels(workload, machine, stage=0)
+
+    dense = stage_kernels(Workload(BLOOM.architecture, BLOOM.recipe, Layout()), machine, stage=0)
+    # of one expert a rank: what routes, and two exchanges; forward once, backward twice
+    assert kernels(2) - dense == 3 * layers * (15 + 2)
+    assert kernels(32) - kernels(2) == 3 * layers * 2 * 15
+    assert kernels(32, shared=1) - kernels(32) == 3 * layers * 2
+    casting = msgspec.structs.replace(BLOOM.recipe, product_format=ProductFormat.FP8_DELAYED)
+    # inputs of attention's two products and of 2 of each of 16 experts; as many gradients
+    assert kernels(32, recipe=casting) - kernels(32) == 2 * layers * (2 + 2 * 16)
+
+
+def test_a_token_that_goes_once_to_each_node_takes_less_of_the_network_and_no_less_inside_one() -> None:
+    shape = mixture(experts=64)
+    for ranks, faster in ((8, False), (32, True)):
+        case = Case(shape, BLOOM.recipe, Layout(expert_parallel=ranks), 1)
+        once, each = (
+            time_of(case, having(A100, sends_once_to_nodes=how)).expert_parallel_seconds for how in (True, False)
+        )
+        assert (once < each) == faster
+        assert faster or once == each
 
 
 def test_recomputation_repeats_attention_or_whole_layers() -> None:

@@ -64,6 +64,7 @@ OTHER_LAYOUT: dict[str, Any] = {
     "pipeline_stages": 2,
     "context_parallel": 2,
     "expert_parallel": 2,
+    "whole_experts": True,
     "sequence_parallel": None,
     "zero_stage": None,
     "shard_ranks": 2,
