@@ -20,4 +20,5 @@ ROWS_AND_USED = {
     "dgxc_25_02_grok1_moe": (18, 18),
     "torchtitan_202412": (12, 12),
     "torchtitan_202412_405b": (6, 6),
+    "megatron_bridge_25_09_26_02": (87, 79),
 }

@@ -32,7 +32,7 @@ def _mean(errors: list[float]) -> float:
 
 
 def test_no_row_of_torchtitan_takes_part_in_a_fit() -> None:
-    assert held_out_tables() == [TABLE, LARGE]
+    assert {TABLE, LARGE} <= set(held_out_tables())
     assert {TABLE, LARGE}.isdisjoint(shipped_tables())
 
 
