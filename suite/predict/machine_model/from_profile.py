@@ -31,7 +31,6 @@ from suite.predict.analytic.memory_bound_operators import (
 )
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.model import RunMachine, asked_stack, recorded_network_bytes_per_second
-from suite.predict.simulation.step_correction import nearest_reference_step, step_correction
 
 # the measured operator that stands for each activation, of gated ones for their gate's; SiLU was not measured
 MEASURED_ACTIVATION = {
@@ -248,6 +247,8 @@ def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> 
     on_cuda = profile.fingerprint.device == "cuda"
     hidden = f"{machine.overlap_share:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
     yield f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators"
+    from suite.predict.simulation.step_correction import nearest_reference_step, step_correction  # for profiles alone
+
     if timed := nearest_reference_step(profile.reference_steps, ranks=profile.conditions.ranks, compiled=False):
         factor = step_correction(profile, timed, kernels=Kernels()).factor
         yield f"a step as small as a miniature's took {factor:.2f} times what its parts did there: not applied"
