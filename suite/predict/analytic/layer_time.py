@@ -10,7 +10,6 @@ from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
-from suite.predict.analytic.expert_time import adding_seconds
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.flop import selective_op_share
 from suite.predict.analytic.flop_conventions import attended_share, attended_shares
@@ -195,6 +194,8 @@ def _part_seconds(
     if gradient_pieces is not None:
         twice = twice + in_pieces(gradient_pieces, depth, columns) - in_pieces(1, depth, columns)
     if workload.architecture.experts is not None and part in ROUTED:
+        from suite.predict.analytic.expert_time import adding_seconds  # dense models are predicted without it
+
         twice = twice + adding_seconds(workload, machine, sizes, in_format=in_format)
         return machine.expert_slowdown * once, machine.expert_slowdown * twice
     return once, twice
