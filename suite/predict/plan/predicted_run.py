@@ -22,7 +22,6 @@ from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.memory_uncertainty import Fitting, PeakUncertainty, peak_kind, peak_uncertainty
 from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
-from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.intervals import step_interval
 from suite.predict.machine_model.model import RunMachine, run_machine
@@ -324,6 +323,8 @@ def _fastest_layout(run: ReferenceRun, request: PredictionRequest, ranks: int) -
 
 
 def _predicted_miniature(name: str, request: PredictionRequest) -> Predicted:
+    from suite.predict.executed_run.counts import prediction  # of miniatures alone
+
     of_training = {f"--{name.replace('_', '-')}": value for name, value in request.training._asdict().items()}
     of_request = {f"--{name}": getattr(request, name) for name in _REFUSED_OF_MINIATURES}
     for given, value in {**of_request, "--from": request.slices, **of_training}.items():
