@@ -52,8 +52,10 @@ ALSO = {
     ),
     "suite/predict/analytic/exposed_messages.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/gradient_buckets.py": ("tests/predict/analytic/test_traffic.py",),
+    "suite/predict/analytic/layer_parameters.py": ("tests/predict/analytic/test_parameters.py",),
     "suite/predict/analytic/layer_products.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/layer_time.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/micro_batch.py": ("tests/predict/analytic/test_activations.py",),
     "suite/predict/analytic/pipeline_schedule.py": (
         "tests/predict/analytic/test_pipeline_schedule.py",
         "tests/predict/simulation/test_pipeline_schedule.py",

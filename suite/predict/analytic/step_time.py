@@ -300,16 +300,22 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         + weight_passes * computation.weight_casts,
     )
     if step.parts is not None:
-        time = time._replace(
-            **dict.fromkeys(_COMPUTED, 0.0),
+        time = _with_parts(time, given, micro_batches)._replace(
             launch_seconds=micro_batches * (one - given.both.total) - inside,
             cast_seconds=weight_passes * computation.weight_casts,
-            layer_seconds=micro_batches * given.layers.total,
-            embedding_seconds=micro_batches * given.embedding.total,
-            head_seconds=micro_batches * given.head.total,
             optimizer_seconds=step.parts[0].update * updated,
         )
     return _StageTime(time, one + added, sent / micro_batches)
+
+
+def _with_parts(time: StepTime, given: StageParts, micro_batches: int) -> StepTime:
+    """The time with layers, embedding and head as they were measured in place of the terms that compute them."""
+    return time._replace(
+        **dict.fromkeys(_COMPUTED, 0.0),
+        layer_seconds=micro_batches * given.layers.total,
+        embedding_seconds=micro_batches * given.embedding.total,
+        head_seconds=micro_batches * given.head.total,
+    )
 
 
 _COMPUTED = ("forward_seconds", "backward_seconds", "recomputation_seconds", "operator_seconds")
