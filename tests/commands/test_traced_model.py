@@ -104,7 +104,7 @@ def test_a_configuration_that_a_formula_describes_is_a_run_of_its_own(said, answ
 REASONS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "hidden_act": "snake", **SHAPE}, 'hidden_act = "snake"'),
     (
-        {"model_type": "qwen3_next", "layer_types": 3 * ["linear_attention"] + ["full_attention"]},
+        {"model_type": "minimax", "layer_types": 3 * ["linear_attention"] + ["full_attention"]},
         "linear attention in 3 of 4 layers",
     ),
     ({"model_type": "new_one"}, "none was compared with model type 'new_one'"),
