@@ -87,7 +87,7 @@ def _read(path: Path, values: dict[str, str], lacking: list[str], *, depth: int)
 
 
 def _value(written: str, values: Mapping[str, str]) -> str:
-    """A value without its quotes and the comment behind it, its variables and arithmetic replaced."""
+    """A value without its quotes and the comment after it, its variables and arithmetic replaced."""
     text = written.strip()
     if text[:1] in ("'", '"'):
         text = text[1:].partition(text[0])[0]

@@ -160,7 +160,7 @@ def test_all_tables_are_a_line_each_and_the_worst_rows_of_all(capsys) -> None:
     words = "of 546 measured peaks are inside the 80 % interval that predict prints"
     (held,) = (line for line in lines if line.endswith(words))
     assert 75 <= int(held.split()[0]) <= 88
-    assert len(lines) <= len(names) + 11
+    assert len(lines) == len(names) + 11
 
 
 def test_all_that_is_known_of_every_table_is_printed_on_request(capsys) -> None:

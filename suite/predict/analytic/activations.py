@@ -21,8 +21,7 @@ from suite.predict.analytic.experts import dispatched_tokens, expert_activation_
 from suite.predict.analytic.latent_attention import latent_activation_bytes
 from suite.predict.analytic.linear_attention import linear_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.micro_batch import hidden_elements as hidden_elements
-from suite.predict.analytic.micro_batch import micro_batch_tokens as micro_batch_tokens
+from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import kept_in_format

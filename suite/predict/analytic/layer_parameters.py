@@ -22,9 +22,10 @@ class Spread(enum.StrEnum):
 
 
 class ParameterTensor(NamedTuple):
-    """One parameter tensor on a rank: `matrix` tensors decay, vectors (biases, norms) are distinguished from them.
+    """A parameter tensor of a rank.
 
     Args:
+        matrix: whether it decays with the matrices, and not as biases and gains of norms do.
         rows: its size along dim 0, on which it can be sharded.
         learned: whether it has a gradient; the bias that balances experts is moved by their rows.
     """

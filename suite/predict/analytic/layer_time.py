@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
-from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.flop import selective_op_share
@@ -26,6 +25,7 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
+from suite.predict.analytic.micro_batch import micro_batch_tokens
 from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import (
     AFTER_NORMS,

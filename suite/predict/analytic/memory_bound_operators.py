@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reference_runs.run import Moments, Position, Precision, QueryKeyNorm, Residual, Workload
-from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.experts import chosen_experts, expert_operator_bytes
 from suite.predict.analytic.latent_attention import compressed_width
 from suite.predict.analytic.linear_attention import linear_operator_bytes
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, moment_bytes
+from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.process_groups import key_width
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element

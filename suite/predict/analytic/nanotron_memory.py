@@ -21,7 +21,7 @@ from reference_runs.layout import Layout, Offload
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Architecture, Workload
 from suite.machine.gpu import H100, cublas_workspace_bytes
-from suite.predict.analytic.activations import kept_units, micro_batch_bytes, micro_batch_tokens, recomputed_bytes
+from suite.predict.analytic.activations import kept_units, micro_batch_bytes, recomputed_bytes
 from suite.predict.analytic.flop import layer_forward_flop
 from suite.predict.analytic.memory import (
     WEIGHT_ELEMENT_BYTES,
@@ -30,6 +30,7 @@ from suite.predict.analytic.memory import (
     state_bytes,
     state_ranks,
 )
+from suite.predict.analytic.micro_batch import micro_batch_tokens
 from suite.predict.analytic.parameters import layer_tensors, outer_tensors, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 

@@ -10,13 +10,7 @@ from reference_runs.layout import Layout, Offload, Schedule
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, Recipe, Workload
 from reference_runs.stack import Keeping
-from suite.predict.analytic.activations import (
-    MicroBatchBytes,
-    hidden_elements,
-    kept_units,
-    micro_batch_bytes,
-    recomputed_bytes,
-)
+from suite.predict.analytic.activations import MicroBatchBytes, kept_units, micro_batch_bytes, recomputed_bytes
 from suite.predict.analytic.eager_modules import (
     NO_KEEPING,
     shard_is_master,
@@ -39,6 +33,7 @@ from suite.predict.analytic.memory import (
     stored_elements,
 )
 from suite.predict.analytic.memory_uncertainty import peak_kind, peak_uncertainty
+from suite.predict.analytic.micro_batch import hidden_elements
 from suite.predict.analytic.parameters import layer_tensors, rank_parameters, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
 from suite.predict.analytic.product_formats import layer_weight_copies_bytes

@@ -44,7 +44,7 @@ def _key_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
 
 
 def _stage_between(architecture: Architecture, layout: Layout, which: int) -> int:
-    """One of both stages of `_between`, for each layout of arrays."""
+    """The first or second stage of `_between`, for each layout of arrays."""
     # with numbers in place of arrays, as a key
     one = msgspec.structs.replace(Layout(), schedule=layout.schedule, stage_assignment=layout.stage_assignment)
 

@@ -13,9 +13,9 @@ from reference_runs.layout import layout_text
 from reference_runs.run import Architecture, Workload
 from suite.job.slice import SlicePart, SliceTimes, relative_spread
 from suite.job.training_job import Job
-from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.flop import layer_forward_flop
 from suite.predict.analytic.measured_parts import PartSeconds, PassSeconds
+from suite.predict.analytic.micro_batch import micro_batch_tokens
 from suite.predict.analytic.stage_layers import layer_kinds
 
 # Of the layout, what decides how much a layer computes on one accelerator, and how

@@ -15,7 +15,7 @@ from suite.predict.machine_model.model import prepared_row, row_step_seconds
 from suite.predict.validation.published_tables import timed_rows
 
 TABLE = PUBLISHED / "megatron_bridge_25_09_26_02.csv"
-OVERLAPPED = {"51", "68"}  # Qwen3 30B with dispatch and combine behind computation: see docs/published_tables.md
+OVERLAPPED = {"51", "68"}  # Qwen3 30B whose dispatch and combine overlap computation: see docs/published_tables.md
 
 
 @functools.cache
