@@ -23,7 +23,7 @@ from reference_runs.units import printed
 from suite.commands.options import print_json
 from suite.commands.traced_model import answered_or_exit, required_source
 from suite.commands.traced_options import TracedOptions
-from suite.job.trace_job import NumberFormat, TraceJob
+from suite.job.trace_job import TraceJob
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.terminal.tables import coloured, console, print_folded, print_table
 from suite.report.terminal.traced import print_model
@@ -84,8 +84,7 @@ def _show_configuration(name: str, *, as_json: bool) -> None:
     """Print the miniature that `reproduce` makes of a configuration: each key that changes, by its rule."""
     source = required_source(name, TracedOptions())
     of_miniature = msgspec.structs.replace(source, mini=True)
-    # PyTorch's grouped GEMMs, which many experts are, exist in bf16 alone
-    job = TraceJob(source=of_miniature, sequence=SEQUENCE, number_format=NumberFormat.BF16_PURE)
+    job = TraceJob(source=of_miniature, sequence=SEQUENCE)
     (trace,) = answered_or_exit(lambda: traced([job]))
     if as_json:
         total, values = trace.parameters.total, msgspec.json.decode(trace.values or "{}")

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, UntypedStorage, _meta_registrations, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -176,6 +176,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
     """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
     send, reset_sharded, concatenate = (dist.ProcessGroup.send, FSDPParam.reset_sharded_param, DeviceMesh._concatenate)
     tolist, resize = Tensor.tolist, UntypedStorage.resize_
+    of_groups: Any = _meta_registrations._meta_grouped_mm_common
 
     def ones(tensor: Tensor) -> Any:
         return [1.0] * tensor.numel() if isinstance(tensor, FakeTensor) else tolist(tensor)
@@ -200,6 +201,15 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
     def sent(group: dist.ProcessGroup, tensors: list[Tensor], *args: Any) -> _Sent:
         return _Sent(send(group, tensors, *args), tensors)
 
+    def grouped(rows: Tensor, matrices: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """PyTorch's own refuses fp32, which its kernels take (torch 2.13)."""
+        if rows.dtype is not torch.float32:
+            return of_groups(rows, matrices, *args, **kwargs)
+        made: Tensor = _meta_registrations._create_grouped_mm_output_tensor(
+            rows, matrices, kwargs["offs"], kwargs["out_dtype"]
+        )
+        return made
+
     conversions = Conversions()
 
     def converted(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -213,6 +223,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         mock.patch.object(DeviceMesh, "_concatenate", staticmethod(joined)),
         mock.patch.object(FSDPParam, "reset_sharded_param", reset),
         mock.patch.object(_fsdp_param, "_chunk_with_empty", Chunks),
+        mock.patch.object(_meta_registrations, "_meta_grouped_mm_common", grouped),
         shapes_unseen(),  # DTensor's own fake tensors take no memory either
         FakeTensors(allocations) as mode,
     ):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
+from torch.nn.functional import grouped_mm
 
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.fake_tensors import BUFFERS, Chunks, fake_tensors
@@ -45,6 +46,23 @@ def test_gradients_of_two_readers_are_added_in_place_as_without_a_mode() -> None
         total.backward()
     # both gradients are products of kept and expanded ones: the second is added to the first
     assert allocations.peak - before <= 3 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_have_the_shapes_and_strides_of_real_ones(dtype: torch.dtype) -> None:
+    def gradients() -> list[tuple[torch.Size, tuple[int, ...], torch.dtype]]:
+        rows_RK = torch.ones(8, 16, dtype=dtype, requires_grad=True)
+        weight_EMK = torch.ones(2, 32, 16, dtype=dtype, requires_grad=True)
+        ends_E = torch.tensor([4, 8], dtype=torch.int32)
+        out_RM = grouped_mm(rows_RK, weight_EMK.transpose(1, 2), offs=ends_E)
+        out_RM.square().sum().backward()
+        found = (out_RM, rows_RK.grad, weight_EMK.grad)
+        return [(each.shape, each.stride(), each.dtype) for each in found if each is not None]
+
+    real = gradients()
+    assert len(real) == 3
+    with fake_tensors(Allocations(lambda: "")):
+        assert gradients() == real
 
 
 @pytest.mark.parametrize(("phase", "blocks"), [("backward pass", 1), (BUFFERS, 2)])
