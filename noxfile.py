@@ -342,7 +342,7 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def minis(session: nox.Session) -> None:
-    """Train miniatures of 30 model types of transformers, or of those that are named, and compare them with traces."""
+    """Train miniatures of 33 model types of transformers, or of those that are named, and compare them with traces."""
     install(session, "execute", "models")
     python(session, "benchmarks.minis", *session.posargs)
 

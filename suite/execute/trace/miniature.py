@@ -39,6 +39,8 @@ _PERIODS = re.compile(r"\w+(_period|_interval|_pattern|_step|_every_n_layers|_fr
 _WINDOWS = re.compile(r"sliding_window(_size)?|attention_window_size|attention_chunk_size|window_size|local_attention")
 _TOKEN = re.compile(r"\w+_token_(id|index)")
 _OF_LAYERS = re.compile(r"layer|type|pattern|block")
+_OWN = "per_layer_config"
+_SHARING = "num_kv_shared_layers"  # the last ones, which use the keys and values of earlier ones
 _CYCLES = re.compile(r"_?block_types|\w+_pattern")  # lists that are repeated over the layers
 
 WIDTH_RULE = "width: divided like the query heads, to a multiple of 16"
@@ -101,7 +103,8 @@ def _shape(values: Mapping[str, Any]) -> _Scaling:
     divisor, key_value = Fraction(1), None
     if heads and groups:
         ratio = heads / groups
-        least = max(2, math.ceil(min(ratio, MOST_GROUP)), math.ceil(WIDTH * heads / width) if width else 2)
+        fewest = 4 if values.get("model_type") == "codegen" else 2  # its class splits the heads into four groups
+        least = max(fewest, math.ceil(min(ratio, MOST_GROUP)), math.ceil(WIDTH * heads / width) if width else fewest)
         even = (n for n in range(least, 2 * least) if heads % n == 0 and (n % ratio == 0 or ratio > MOST_GROUP))
         small = min(heads, next(even, least))
         divisor = Fraction(heads, small)
@@ -128,7 +131,12 @@ def _kept_layers(values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Numbers of the layers that stay: the first of each kind, as lists over layers say, and of each period."""
     lists = [value for key, value in values.items() if _is_over_layers(key, value, layers)]
     numbers = [value for key, value in values.items() if _is_of_layers(key, value, layers)]
-    kinds = [(*(repr(each[n]) for each in lists), *(n in each for each in numbers)) for n in range(layers)]
+    own = {int(number): repr(each) for number, each in _own_keys(values).items()}
+    sharing = layers - (values.get(_SHARING) or 0)
+    kinds = [
+        (*(repr(each[n]) for each in lists), *(n in each for each in numbers), own.get(n), n >= sharing)
+        for n in range(layers)
+    ]
     periods = [v for k, v in values.items() if _PERIODS.fullmatch(k) and type(v) is int and 1 < v <= MOST_LAYERS]
     periods += [len(v) for k, v in values.items() if _CYCLES.fullmatch(k) and isinstance(v, (list, tuple)) and v]
     dense = values.get("first_k_dense_replace")
@@ -137,6 +145,11 @@ def _kept_layers(values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     first = sorted({kind: n for n, kind in reversed(list(enumerate(kinds)))}.values())
     first += [n for n in range(layers) if n not in first][: max(0, LEAST_LAYERS - len(first))]
     return tuple(sorted(first[:MOST_LAYERS]))
+
+
+def _own_keys(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Keys that single layers have for themselves, by the layer's number in decimal digits."""
+    return values.get(_OWN) or {}
 
 
 def _is_over_layers(key: str, value: object, layers: int) -> bool:
@@ -161,6 +174,11 @@ def _value(key: str, value: Any, shape: _Scaling) -> tuple[Any, str]:
             return "".join(cut) if isinstance(value, str) else cut, LAYERS_RULE
         if _is_of_layers(key, value, shape.of_layers):
             return [shape.layers.index(n) for n in value if n in shape.layers], LAYERS_RULE
+        if key == _SHARING and value:
+            return sum(n >= shape.of_layers - value for n in shape.layers), LAYERS_RULE
+        if key == _OWN and value:
+            kept = {str(shape.layers.index(int(n))): own for n, own in value.items() if int(n) in shape.layers}
+            return {n: {k: _size(k, v, shape)[0] for k, v in own.items()} for n, own in kept.items()}, LAYERS_RULE
     if isinstance(value, (list, tuple)) and _TOKEN.fullmatch(key):
         return [_size(key, each, shape)[0] for each in value], TOKEN_RULE
     return _size(key, value, shape)

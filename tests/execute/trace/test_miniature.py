@@ -46,6 +46,26 @@ def test_a_layer_of_every_kind_stays_and_lists_of_layers_follow() -> None:
     assert small(num_hidden_layers=61, first_k_dense_replace=3) == {"num_hidden_layers": 4}
 
 
+def test_layers_with_keys_of_their_own_stay_and_so_do_those_that_share_keys_and_values() -> None:
+    own = {"02": {"head_dim": 512}, "05": {"head_dim": 512}}
+    assert small(num_hidden_layers=6, per_layer_config=own) == {
+        "num_hidden_layers": 2,
+        "per_layer_config": {"1": {"head_dim": 512}},
+    }
+    kinds = ["window", "full", "window", "full", "window", "full"]
+    assert small(num_hidden_layers=6, layer_types=kinds, num_kv_shared_layers=3) == {
+        "num_hidden_layers": 4,
+        "layer_types": ["window", "full", "full", "window"],
+        "num_kv_shared_layers": 2,
+    }
+
+
+def test_heads_of_codegen_are_a_multiple_of_four() -> None:
+    shape = {"n_embd": 4096, "n_head": 16}
+    assert small(**shape) == {"n_embd": 512, "n_head": 2}
+    assert small(model_type="codegen", **shape) == {"n_embd": 1024, "n_head": 4}
+
+
 def test_experts_keep_the_share_that_a_token_uses() -> None:
     assert small(num_experts=8, num_experts_per_tok=2) == {}
     assert small(n_routed_experts=256, num_experts_per_tok=8, n_group=8, topk_group=4) == {
