@@ -152,7 +152,7 @@ def _time_parts(predicted: TracedPrediction) -> dict[str, float]:
         parts[f"{kind}, {phase}"] += spent
     parts["waiting for launches"] = time.launch_seconds
     parts["messages that nothing hides"] = time.message_seconds
-    parts["each step"] = time.overhead_seconds
+    parts["overhead of each step"] = time.overhead_seconds
     return dict(parts)
 
 
