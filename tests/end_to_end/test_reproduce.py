@@ -12,6 +12,7 @@ import pytest
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Position, Precision
+from suite.__main__ import main
 from suite.job.events import Status
 from suite.job.options import KernelChoice
 from suite.job.training_job import LEAST_STEPS
@@ -76,6 +77,24 @@ def test_other_recipes_and_layouts_equal_their_prediction_exactly(
     assert result.status is Status.OK, result.message
     assert failed_rows(result) == set()
     assert {row.quantity for row in exact_rows(result.rows)} == EXACT | {"payload_bytes", "messages"}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("bloom-mini", "pp2,zbv,recompute-none"),
+        pytest.param("gpt2-mini", "pp2,dualpipev,accumulate4", marks=pytest.mark.rare),
+    ],
+)
+def test_what_a_pipeline_holds_until_the_next_step_counts_in_the_peak(
+    name: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--layout", layout, "--device", "cpu", "--steps", "6", "--results", str(tmp_path), "--json"]
+    assert main(["reproduce", name, *words]) == 0
+    rows = json.loads(capsys.readouterr().out)["figures"]
+    peaks = [(row["left"], row["right"]) for row in rows if row["quantity"] == "peak_bytes"]
+    assert peaks
+    assert all(measured == pytest.approx(predicted, rel=1e-3) for predicted, measured in peaks)
 
 
 def test_a_miniature_whose_loss_does_not_fall_fails_and_says_so(tmp_path: Path) -> None:
