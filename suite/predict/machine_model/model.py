@@ -17,12 +17,13 @@ from reference_runs.accelerator import (
 )
 from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, chosen_edition, machine_model
-from reference_runs.run import Cluster, Precision, ProductFormat, Software
+from reference_runs.run import Cluster, Precision, ProductFormat, Software, Workload
 from reference_runs.stack import (
     GENERIC,
     UNNAMED,
     AttentionKernel,
     Generation,
+    Modules,
     ReadStack,
     RecordedStack,
     Stack,
@@ -38,6 +39,7 @@ from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.intervals import expected_error
+from suite.predict.simulation.walked_memory import unwalked
 
 if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
     from reference_runs.published import PublishedRow
@@ -152,6 +154,17 @@ class RunMachine(NamedTuple):
     def is_calibrated(self) -> bool:
         """Whether published step times of the accelerator entered the fit."""
         return family_of(machine_model(), self.accelerator.name)[1]
+
+    def with_memory_for(self, workload: Workload) -> tuple[RunMachine, tuple[str, ...]]:
+        """The machine with formulas for memory, and a note, where its stack's walk does not describe the workload."""
+        unlike = unwalked(workload, self.stack.switches.keeping)
+        if not unlike:
+            return self, ()
+        switches = msgspec.structs.replace(self.stack.switches, modules=Modules.EAGER)
+        software = msgspec.structs.replace(self.stack, switches=switches)
+        machine = self.machine and msgspec.structs.replace(self.machine, stack=switches)
+        note = f"memory by formula: not in the walk through transformers' modules: {'; '.join(unlike)}"
+        return self._replace(stack=software, machine=machine), (note,)
 
     @property
     def is_stack_assumed(self) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 from reference_runs.layout import Layout, named_fields
 from reference_runs.run import Architecture, Mask, Position, ReferenceRun
 from reference_runs.sourced import Kind
-from reference_runs.stack import AttentionKernel, RecordedStack, stack_of
+from reference_runs.stack import GENERIC, AttentionKernel, RecordedStack, stack_of
 from reference_runs.unsaid_reduction import reduction_of_stack
 
 
@@ -36,7 +36,9 @@ def as_executed(run: ReferenceRun, layout: Layout, words: str | None, software: 
     gradients.
     """
     named = named_fields(words, where="--layout") if words else {}
-    if run.recorded_layout is None and "fused_attention" not in named:
+    own = run.software is not None and stack_of(run.software.stack).name == software.name != GENERIC
+    unsaid = run.recorded_layout is None or (own and "layout.fused_attention" not in run.facts)
+    if unsaid and "fused_attention" not in named:
         layout = msgspec.structs.replace(layout, fused_attention=fuses_attention(run.architecture, software))
     if "reduce_scatter" in named or "layout.reduce_scatter" in run.facts:
         return layout

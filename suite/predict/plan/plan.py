@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Offload
+from reference_runs.layout import Layout, Offload
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory_uncertainty import peak_kind, peak_uncertainty
@@ -102,6 +102,8 @@ def question_of(
     recipe = run.recipe
     if global_batch is not None:
         recipe = with_batch(recipe, global_batch)
+    wanted = msgspec.structs.replace(Layout(data_parallel=ranks, zero_stage=3, fused_attention=True), **fixed)
+    on, _ = on.with_memory_for(Workload(run.architecture, recipe, wanted))
     if on.machine is None:
         raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")
     if fixed.get("offload") is Offload.STATE:

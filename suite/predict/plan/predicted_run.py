@@ -217,6 +217,8 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     if layout and machine:
         assumed += machine_assumptions(machine, ranks=layout.ranks)
         layout = as_executed(run, layout, layout_words(run, request), machine.stack)
+        machine, of_memory = machine.with_memory_for(Workload(run.architecture, run.recipe, layout))
+        notes += of_memory
     able = machine.machine if machine else None
     keeping = machine.stack.switches.keeping if machine else None
     predicted = (

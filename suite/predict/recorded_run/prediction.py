@@ -24,7 +24,7 @@ from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage
 from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.simulation.walked_memory import Execution, WalkedMemory, walked_by_stage
+from suite.predict.simulation.walked_memory import Execution, WalkedMemory, unwalked, walked_by_stage
 
 RankMemory = StageMemory | WalkedMemory
 
@@ -126,7 +126,7 @@ def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
 
 
 def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping, kernels: Kernels) -> RunPrediction:
-    if keeping.walked:
+    if keeping.walked and not unwalked(workload, keeping):
         return prediction._replace(memory=tuple(walked_by_stage(workload, execution=Execution.of(kernels, keeping))))
     micro_batches = micro_batches_held(workload.recipe, workload.layout)
     return prediction._replace(memory=tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping)))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import FlopConvention, Workload
+from reference_runs.stack import Keeping
+from suite.machine.half_precision import Kernels
 from suite.predict.analytic.collective_time import Group
 from suite.predict.analytic.flop import hardware_flop
 from suite.predict.analytic.flop_conventions import needed_flop
@@ -17,7 +19,7 @@ from suite.predict.analytic.step_time import step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
-from suite.predict.simulation.walked_memory import Execution, least_peak, walked_memory
+from suite.predict.simulation.walked_memory import Execution, least_peak, unwalked, walked_memory
 
 
 class LayoutFigures(NamedTuple):
@@ -46,10 +48,19 @@ def layout_peak(workload: Workload, machine: Machine) -> float:
     Raises:
         InputError: as `walked_memory`.
     """
-    if not machine.stack.keeping.walked:
-        return formula_peak(workload, machine)
-    stages = timed_stages(workload.architecture, workload.layout)
-    return max(walked_memory(workload, stage=stage, execution=_execution(machine)).peak for stage in stages)
+    return described_peak(workload, machine.stack.keeping, machine.kernels)
+
+
+def described_peak(workload: Workload, keeping: Keeping, kernels: Kernels) -> float:
+    """Bytes at the fullest instant of the fullest rank, by a walk where the stack has one, else by formula.
+
+    Raises:
+        InputError: as `walked_memory`.
+    """
+    if not keeping.walked or unwalked(workload, keeping):
+        return peak_bytes(workload, micro_batches=accumulation(workload.recipe, workload.layout), keeping=keeping)
+    stages, execution = timed_stages(workload.architecture, workload.layout), Execution.of(kernels, keeping)
+    return max(walked_memory(workload, stage=stage, execution=execution).peak for stage in stages)
 
 
 def _execution(machine: Machine) -> Execution:

@@ -11,7 +11,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
-from reference_runs.stack import Keeping, Modules
+from reference_runs.stack import Keeping, Modules, Weights32
 from suite.job.options import KernelChoice, StepOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
@@ -131,17 +131,23 @@ def _executed_peaks(workload: Workload, execution: Execution, *, stage: int) -> 
     return executed_peaks(workload, execution.options(workload), stage=stage, replica=0)
 
 
-def _check_described(workload: Workload, execution: Execution) -> None:
-    muon = ["Muon"] if workload.recipe.orthogonalises else []
-    if execution.transformers:
-        from suite.predict.simulation.transformers_step import not_described
+def unwalked(workload: Workload, keeping: Keeping) -> list[str]:
+    """What of a workload is not in the walk through transformers' modules; none: nothing, or the stack has others."""
+    if keeping.modules is not Modules.TRANSFORMERS:
+        return []
+    from suite.predict.simulation.transformers_step import not_described  # other predictions start without it
 
-        if unlike := not_described(workload) + muon:
+    return not_described(workload) + (["Muon"] if workload.recipe.orthogonalises else [])
+
+
+def _check_described(workload: Workload, execution: Execution) -> None:
+    if execution.transformers:
+        if unlike := unwalked(workload, Keeping(Modules.TRANSFORMERS, Weights32.AUTOCAST)):
             what = "not among the steps of transformers' modules whose memory is known"
             raise InputError(what, got="; ".join(unlike), where="--stack transformers")
         return
     of_layout = [limit.name for limit in layout_limits(workload) if limit.applies and not limit.described]
-    of_model = unexecuted_parts(workload.architecture) + muon
+    of_model = unexecuted_parts(workload.architecture) + (["Muon"] if workload.recipe.orthogonalises else [])
     if unknown := of_model + of_layout:
         what = "not executed by this suite, so that its memory is not known"
         raise InputError(what, got="; ".join(unknown), where="--stack" if of_model else "--layout")

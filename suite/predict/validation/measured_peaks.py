@@ -14,9 +14,10 @@ from typing import NamedTuple
 from reference_runs.machine_model import PeakSpread, fit_scores
 from reference_runs.published import PublishedRow, PublishedTable
 from reference_runs.stack import stack
+from suite.machine.half_precision import Kernels
 from suite.predict.analytic.memory_uncertainty import NORMAL_80, PeakKind, peak_kind, peak_uncertainty
-from suite.predict.analytic.stage_memory import peak_bytes
-from suite.predict.machine_model.model import prepared_row
+from suite.predict.recorded_run.sweep import described_peak
+from suite.predict.simulation.walked_memory import unwalked
 
 LEAST_ROWS = 5  # of a kind with a spread of its own
 SIGNIFICANCE = 0.05  # of a bias
@@ -37,8 +38,8 @@ class MeasuredPeak(NamedTuple):
 def measured_peak(row: PublishedRow) -> MeasuredPeak:
     """The peak of a row whose memory was measured."""
     keeping = stack(row.stack).switches.keeping
-    predicted = peak_bytes(row.workload, micro_batches=prepared_row(row).micro_batches, keeping=keeping)
-    kind = peak_kind(keeping)
+    predicted = described_peak(row.workload, keeping, Kernels(cuda=True))
+    kind = PeakKind.FORMULA if unwalked(row.workload, keeping) else peak_kind(keeping)
     excess = math.log((row.peak_bytes or 0.0) / predicted) + peak_uncertainty(kind).bias
     return MeasuredPeak(kind, row.layout.ranks, excess)
 

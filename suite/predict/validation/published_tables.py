@@ -17,14 +17,14 @@ from reference_runs.layout import Layout, layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from reference_runs.stack import stack
-from suite.machine.half_precision import WORK_DTYPES
+from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.flop_conventions import causal_half_flop
 from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory, not_described
-from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
+from suite.predict.recorded_run.sweep import described_peak
 from suite.predict.validation.measured_peaks import inside, measured_peak
 from suite.predict.validation.software import FrameworkReading, framework_readings
 
@@ -147,7 +147,7 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
             row = msgspec.structs.replace(
                 row, assumed=(*row.assumed, f"memory by the formula of other stacks: {reason}")
             )
-        peak = peak_bytes(workload, micro_batches=micro_batches, keeping=stack(row.stack).switches.keeping)
+        peak = described_peak(workload, stack(row.stack).switches.keeping, Kernels(cuda=True))
         return RowPrediction(row, seconds, peak, peak)
     device_bytes = prepared.device.board.memory_bytes
     first = nanotron_memory(workload, stage=0, micro_batches=micro_batches).peak(device_bytes)

@@ -168,12 +168,12 @@ def memory(run: ReferenceRun, framework: str, layout: Layout, precision: Precisi
 
 def test_a_llama_of_transformers_on_one_accelerator() -> None:
     """LLaMA-7B, fp16, AdamW, 8 x 512 tokens (LOMO, arXiv 2306.09782, table 1): 12.55 + 12.55 + 75.31 GiB of state and
-    45.61 GiB of activations. Predicted for Transformers of today: 20 % less; fused kernels, as was said before, 49 %.
+    45.61 GiB of activations. Predicted for eager modules with master weights: 20 % less; for fused kernels 49 %.
     Transformers of that year kept 6 GiB more: a maximum over the scores (2 a s^2 b a layer), and inputs of norms.
     """
     run = reference_run("llama2-7b")
     layout = Layout(micro_batch=8)
-    eager = memory(run, "Hugging Face", layout, Precision.FP16, sequence=512)
+    eager = memory(run, "PyTorch", layout, Precision.FP16, sequence=512)
     assert [round(part / GIB, 2) for part in (eager.weights, eager.gradients)] == [12.55, 12.55]
     assert (eager.master_weights + eager.moments) / GIB == pytest.approx(75.31, abs=0.005)
     activations = (eager.activations + eager.logits) / GIB
