@@ -205,6 +205,8 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         """PyTorch's own refuses fp32, which its kernels take (torch 2.13)."""
         if rows.dtype is not torch.float32:
             return of_groups(rows, matrices, *args, **kwargs)
+        if any(stride != 1 and stride % 4 for each in (rows, matrices) for stride in each.stride()[-2:]):
+            raise RuntimeError("strides should be multiple of 16 bytes")  # as its kernels say
         made: Tensor = _meta_registrations._create_grouped_mm_output_tensor(
             rows, matrices, kwargs["offs"], kwargs["out_dtype"]
         )

@@ -209,9 +209,13 @@ def _size(key: str, value: Any, shape: _Scaling) -> tuple[Any, str]:
 
 
 def _divided(value: int, divisor: Fraction, step: int) -> int:
-    """The value over the divisor; where that is no whole number, rounded up to a multiple of `step`."""
+    """The value over the divisor, rounded up to a multiple of `step` unless it is whole.
+
+    A width that is a multiple of 8, as grouped GEMMs need it, remains one.
+    """
     quotient = value / divisor
-    return int(quotient) if quotient.denominator == 1 else min(value, math.ceil(quotient / step) * step)
+    odd = step > 1 and value % 8 == 0 and quotient % 8 != 0
+    return min(value, math.ceil(quotient / step) * step) if odd or quotient.denominator > 1 else int(quotient)
 
 
 # by key: value, experts and experts of a token there will be -> its value

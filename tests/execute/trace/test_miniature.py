@@ -60,6 +60,12 @@ def test_layers_with_keys_of_their_own_stay_and_so_do_those_that_share_keys_and_
     }
 
 
+def test_widths_that_grouped_gemms_take_remain_so() -> None:
+    shape = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    assert small(moe_intermediate_size=7688, **shape)["moe_intermediate_size"] == 976
+    assert small(moe_intermediate_size=7676, **shape)["moe_intermediate_size"] == 960
+
+
 def test_heads_of_codegen_are_a_multiple_of_four() -> None:
     shape = {"n_embd": 4096, "n_head": 16}
     assert small(**shape) == {"n_embd": 512, "n_head": 2}
