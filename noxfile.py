@@ -236,8 +236,8 @@ def install_simulated(session: nox.Session, torch: str, triton: str) -> None:
     place = Path(str(session.virtualenv.location))
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.env["PYTHONPYCACHEPREFIX"] = str((place / "bytecode").resolve())
-    every = requirements("execute", "test", "fit", "regress", "tables", "report")
-    wanted = [name for name in every if not name.startswith("torch")]
+    every = requirements("execute", "test", "fit", "regress", "tables", "report", "models")
+    wanted = [name for name in every if not name.startswith(("torch", "peft", "bitsandbytes"))]  # these two need torch
     wanted += ["filelock", "typing-extensions", "setuptools<82", "sympy", "networkx", "jinja2", "fsspec", "numpy"]
     headers = [f"nvidia-cuda-{part}>=13,<13.1" for part in ("runtime", "crt")]
     stamp = place / "installed.txt"

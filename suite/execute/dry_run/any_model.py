@@ -32,9 +32,8 @@ from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
 from suite.execute.dry_run.model_step import ModelStep, StepClock
 from suite.execute.dry_run.rank import StepCollectives
-from suite.execute.measure.counters import LocalFlopCounter
+from suite.execute.measure.counters import LocalFlopCounter, stored
 from suite.execute.parallel.fake_group import fake_group
-from suite.execute.parallel.one_bit.buckets import local
 from suite.job.dry_run_job import Moment
 from suite.job.events import CountedCollective
 
@@ -100,7 +99,7 @@ def dry_run(
             collectives, flop = StepCollectives(axes), LocalFlopCounter()
             step.measure(collectives, flop)
             fullest, history = allocations.history()
-            parameters = sum(local(parameter.detach()).numel() for parameter in built.parameters())
+            parameters = sum(stored(parameter).numel() for parameter in built.parameters())
     return CountedModel(
         parameters=parameters,
         flop=int(flop.get_total_flops()),

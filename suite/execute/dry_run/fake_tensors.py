@@ -12,10 +12,16 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage, _meta_registrations, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
 
 from suite.execute.data.loader import Batches
 from suite.execute.data.token_stream import TokenBatch
@@ -23,6 +29,8 @@ from suite.execute.dry_run.allocations import Allocations
 from suite.execute.measure.counters import shapes_unseen
 
 _aten = torch.ops.aten
+_device = torch.ops.prim.device.default
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 _NONE: Mapping[str, Any] = {}
 # Collectives for which gloo has a buffer of its own, as large as the argument with this number
 _WHOLE = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
@@ -37,12 +45,17 @@ class FakeTensors(FakeTensorMode):
 
     Args:
         allocations: that follow what operators return.
+
+    Attributes:
+        observers: are called with each operator, its arguments and what it returns. They see what modes above this one
+            would, without a dispatch for each.
     """
 
     def __init__(self, allocations: Allocations) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._allocations = allocations
         self._within = False
+        self.observers: list[Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -53,6 +66,18 @@ class FakeTensors(FakeTensorMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NONE
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _device and type(args[0]) is FakeTensor and not self.in_kernel_invocation:
+            return args[0].fake_device
+        if self._within:  # an operator that another one is made of here, whose kernel is not
+            return self._returned(func, types, args, kwargs)
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls operators on local tensors
+        returned = self._returned(func, types, args, kwargs)
+        for observe in self.observers:
+            observe(func, args, kwargs, returned)
+        return returned
+
+    def _returned(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is _aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
         if func is _aten.empty.memory_format and kwargs.get("dtype") is torch.int32:
@@ -61,19 +86,56 @@ class FakeTensors(FakeTensorMode):
                 return func(*args, **kwargs)
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as the real one does; PyTorch's for fake tensors allocates another (torch 2.13)
-        if self._within:  # an operator that another one is made of here, whose kernel is not
-            return super().__torch_dispatch__(func, types, args, kwargs)
+        if self._within:
+            return self.dispatch(func, types, args, kwargs)
         if func is _aten.add.Tensor and not torch.is_grad_enabled() and self._added_in_place(*args, **kwargs):
             return args[0]
         self._within = True
         try:
-            returned = super().__torch_dispatch__(func, types, args, kwargs)
+            returned = self.dispatch(func, types, args, kwargs)
         finally:
             self._within = False
         self._allocations.see(returned)
         if func in _WHOLE:
             self._allocations.pass_through(args[_WHOLE[func]].nbytes, BUFFERS)
         return returned
+
+    def _prep_args_for_hash(self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]) -> None:
+        """Add what decides the shapes of results to the key of PyTorch's cache, of plain tensors in fewer steps."""
+        if isinstance(args, Mapping):
+            result.append(tuple(args))
+            args = args.values()
+        for arg in args:
+            kind = type(arg)
+            if kind is FakeTensor and arg.fake_mode is self and arg.constant is None and arg.layout is torch.strided:
+                storage = arg.untyped_storage().nbytes(), arg.storage_offset(), arg._fake_device
+                states = arg.requires_grad, arg.is_conj(), arg.is_neg(), arg.is_inference()
+                result.append((arg.dtype, arg.shape, arg.stride(), *storage, *states))
+            elif kind is list or kind is tuple:
+                result.append((kind, len(arg)))
+                self._prep_args_for_hash(result, arg, state, id_hashed_objects)
+            elif kind in _PLAIN:
+                result.append((kind, arg))
+            else:
+                super()._prep_args_for_hash(result, [arg], state, id_hashed_objects)
+
+    def _get_output_tensor_from_cache_entry(
+        self, state: Any, entry: Any, key: Any, func: Any, args: Sequence[Any]
+    ) -> Any:
+        """What PyTorch makes of an entry of its cache; plain tensors in fewer steps."""
+        made = entry.metadata
+        if made is None or made.layout is not torch.strided or made.is_conj or made.is_neg:
+            return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+        storage = None if entry.view_idx is None else args[entry.view_idx].untyped_storage()
+        with in_kernel_invocation_manager(self):
+            if storage is None:
+                of_meta = torch.empty_strided(
+                    made.shape, made.stride, dtype=made.dtype, device="meta", requires_grad=made.requires_grad
+                )
+            else:
+                of_meta = torch.empty(0, dtype=made.dtype, device="meta")
+                of_meta.set_(storage, made.storage_offset, made.shape, made.stride)
+        return FakeTensor(self, of_meta, made.device)
 
     def _added_in_place(self, sum_: Any, other: Any, *, alpha: float = 1) -> bool:
         """Whether autograd would add `other` to the gradient `sum_` in place, which it does not under a mode.

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.rank import GATHERED, complete_reductions
-from suite.execute.measure.counters import storage_bytes
-from suite.execute.parallel.one_bit.buckets import local
+from suite.execute.measure.counters import storage_bytes, stored
 from suite.job.operators import TracePhase
 
 WEIGHTS, GRADIENTS, STATE = "weights", "gradients", "optimizer state"
@@ -83,7 +82,7 @@ class ModelStep:
     def prepare(self) -> None:
         """Make what a first step makes: the optimizers' state, and what sharding arranges in its first passes."""
         parameters = [each for each in self._model.parameters() if each.requires_grad]
-        self._name(WEIGHTS, lambda parameter: [parameter.detach()])
+        self._name(WEIGHTS, lambda parameter: [parameter])
         if self._replicas or any(isinstance(each, FSDPModule) for each in self._model.modules()):
             last = self._micro_batches - 1
             self.run(first=last)
@@ -107,7 +106,7 @@ class ModelStep:
             loss.backward()
             self._name(GRADIENTS, lambda parameter: [parameter.grad])
             self._name_unsharded()
-        self.gradient_bytes = storage_bytes(local(p.grad) for p in self._model.parameters() if p.grad is not None)
+        self.gradient_bytes = storage_bytes(stored(p.grad) for p in self._model.parameters() if p.grad is not None)
         self._update()
 
     def measure(self, *modes: AbstractContextManager[object]) -> None:
@@ -138,5 +137,5 @@ class ModelStep:
 
     def _name(self, category: str, tensors: Callable[[nn.Parameter], Sequence[object]]) -> None:
         for name, parameter in self._model.named_parameters():
-            found = (local(each) for each in tensors(parameter) if isinstance(each, Tensor))
+            found = (stored(each) for each in tensors(parameter) if isinstance(each, Tensor))
             self._allocations.name(category, found, owner=name.rpartition(".")[0])

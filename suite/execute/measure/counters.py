@@ -76,9 +76,13 @@ class CollectiveCounter(ObservingMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # otherwise collectives issued inside DTensor's own dispatch are lost
-        if func.namespace in _NAMESPACES:
-            self._count(func, args, kwargs or {})
+        self.observe(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def observe(self, func: Any, args: Any, kwargs: Any, _returned: object = None) -> None:
+        """Count an operator, if it is a collective."""
+        if func.namespace in _NAMESPACES:
+            self._count(func, args, kwargs)
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func._opname if func._opname in _OPERATIONS else func._opname.removesuffix("_")
@@ -327,6 +331,11 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """The plain tensor with this rank's part of `tensor`, which no operator makes: there are thousands."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 class KeptForBackward:
     """Collects what autograd keeps for the backward pass while `hooks()` is active.
 
@@ -344,8 +353,7 @@ class KeptForBackward:
 
     def _pack(self, tensor: Tensor) -> Tensor:
         local = _local(tensor.detach())
-        stored = (weight._local_tensor if isinstance(weight, DTensor) else weight for weight in self._weights())
-        storages = {weight.untyped_storage()._cdata for weight in stored}  # no operators: there are thousands
+        storages = {stored(weight).untyped_storage()._cdata for weight in self._weights()}
         if local.untyped_storage()._cdata not in storages:
             self._kept.append(local)
         return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -35,6 +36,7 @@ def main() -> None:
             import transformers  # noqa: F401  # once, not in each child
         if isinstance(job, TraceJob) and job.adapters is not None:
             import peft  # noqa: F401  # likewise
+        gc.freeze()  # what is imported is never garbage
         child = os.fork()
         if child == 0:
             life.die_with_parent()

@@ -37,7 +37,7 @@ _COPIES |= {
     "_to_copy",
 }
 _HOST = {"_local_scalar_dense", "nonzero", "item", "equal"}
-_COLLECTIVES = ("c10d", "_c10d_functional")
+_NO_OPERATORS = ("prim", "profiler", "c10d", "_c10d_functional")  # the last two are counted as messages
 
 
 class ModulePaths:
@@ -145,10 +145,14 @@ class OperatorRecorder(ObservingMode):
             return NotImplemented  # it calls operators on local tensors
         given = kwargs or {}
         returned = func(*args, **given)
-        name = func._overloadpacket.__name__
-        if not func.is_view and name not in _NO_WORK and func.namespace not in ("prim", *_COLLECTIVES):
-            self._calls[self._key(func, name, args, given, returned)] += 1
+        self.observe(func, args, given, returned)
         return returned
+
+    def observe(self, func: Any, args: Any, kwargs: Mapping[str, Any], returned: Any) -> None:
+        """Record an operator that ran, if it does something."""
+        name = func._overloadpacket.__name__
+        if not func.is_view and name not in _NO_WORK and func.namespace not in _NO_OPERATORS:
+            self._calls[self._key(func, name, args, kwargs, returned)] += 1
 
     def _key(self, func: Any, name: str, args: Any, kwargs: Any, returned: Any) -> CallKey:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

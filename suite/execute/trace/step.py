@@ -20,9 +20,8 @@ from suite.execute.dry_run.allocations import INPUTS, Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
 from suite.execute.dry_run.model_step import WEIGHTS, ModelStep, StepClock
 from suite.execute.dry_run.rank import StepCollectives
-from suite.execute.measure.counters import storage_bytes
+from suite.execute.measure.counters import storage_bytes, stored
 from suite.execute.parallel.fake_group import fake_group
-from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.trace.adapters import adapt, elements, scales
 from suite.execute.trace.cuda_autocast import cuda_autocast
 from suite.execute.trace.first_values import without_first_values
@@ -51,7 +50,7 @@ def trace(job: TraceJob) -> StepTrace:
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
         axes: dict[str, str] = {mesh.get_group(DATA).group_name: DATA}
         regions = _regions(job)
-        with fake_tensors(allocations), regions.compiling() if regions else nullcontext():
+        with fake_tensors(allocations) as mode, regions.compiling() if regions else nullcontext():
             dtype = weight_dtype(job.number_format)
             with without_first_values():
                 built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)
@@ -73,7 +72,7 @@ def trace(job: TraceJob) -> StepTrace:
             model = parallel(built.module, units, job, mesh)
             passes.model, passes.built, passes.paths = model, built._replace(module=model), ModulePaths(model, compiled)
             allocations.owner = passes.paths.of_operator
-            updates = optimizers(job.optimizer, model, units)
+            updates = optimizers(job.optimizer, model, units, by_shard=True)
             step = ModelStep(
                 model, passes.loss, updates, allocations=allocations, clock=clock, micro_batches=job.micro_batches
             )
@@ -81,7 +80,8 @@ def trace(job: TraceJob) -> StepTrace:
             followed = regions.followed(recorder.add, passes.keep) if regions else nullcontext()
             with passes.paths.followed():
                 step.prepare()
-                step.measure(collectives, recorder, followed)
+                mode.observers += [collectives.observe, recorder.observe]
+                step.measure(followed)
             (fullest, _), owners = allocations.history(), allocations.owners()
     return StepTrace(
         model=name,
@@ -99,7 +99,7 @@ def trace(job: TraceJob) -> StepTrace:
         graph_breaks=regions.breaks() if regions else [],
         seconds=time.perf_counter() - start,
         gradient_bytes=step.gradient_bytes,
-        stored_parameters=sum(local(parameter.detach()).numel() for parameter in model.parameters()),
+        stored_parameters=sum(stored(parameter).numel() for parameter in model.parameters()),
         weight_bytes=storage_bytes(stored_tensors(model)),
         optimizer_bytes=storage_bytes(state_tensors(updates)),
         **built.facts(),
@@ -142,7 +142,7 @@ class _Forward:
     def loss(self, number: int) -> Tensor:
         """The loss of the micro-batch with this number."""
         synchronise(self.model, not self._job.synchronises_once or number == self._job.micro_batches - 1)
-        self._weights = {local(each.detach()).untyped_storage()._cdata for each in self.model.parameters()}
+        self._weights = {stored(each).untyped_storage()._cdata for each in self.model.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:
             self.keep(tensor)
@@ -160,9 +160,9 @@ class _Forward:
         Args:
             module: the part of it that keeps it.
         """
-        stored = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
-        if stored.untyped_storage()._cdata not in self._weights:
-            self._allocations.keep(KEPT + (self.paths.within(module) or "the loss"), stored)
+        kept = stored(tensor)
+        if kept.untyped_storage()._cdata not in self._weights:
+            self._allocations.keep(KEPT + (self.paths.within(module) or "the loss"), kept)
 
     def _autocast(self) -> AbstractContextManager[object]:
         sharded = self._job.sharding is not Sharding.REPLICATED  # FSDP casts itself
@@ -186,13 +186,13 @@ def weight_dtype(number_format: NumberFormat) -> torch.dtype:
 
 def stored_tensors(model: nn.Module) -> list[Tensor]:
     """This rank's weights and buffers."""
-    return [local(each.detach()) for each in (*model.parameters(), *model.buffers())]
+    return [stored(each) for each in (*model.parameters(), *model.buffers())]
 
 
 def state_tensors(updates: Sequence[Optimizer]) -> list[Tensor]:
     """This rank's tensors of the state of all optimizers."""
     leaves = (leaf for each in updates for leaf in tree_leaves(list(each.state.values())))
-    return [local(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return [stored(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _by_module(owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
