@@ -61,9 +61,8 @@ def trace(job: TraceJob) -> StepTrace:
             name, layer_class = type(built.module).__name__, type(units[0]).__name__ if units else ""
             passes = _Forward(job, allocations)
             if job.recompute:
-                recompute(
-                    built.module, units, every=job.recompute_every, saves_products=job.saves_products, keep=passes.keep
-                )
+                every, saves = job.recompute_every, job.saves_products
+                recompute(built.module, units, every=every, saves_products=saves, keep=passes.keep)
             compiled: list[nn.Module] = []
             if regions:
                 units = decoder_layers(built.module)  # with what computes them again, which is compiled too
