@@ -122,7 +122,7 @@ class FakeTensors(FakeTensorMode):
     def _get_output_tensor_from_cache_entry(
         self, state: Any, entry: Any, key: Any, func: Any, args: Sequence[Any]
     ) -> Any:
-        """What PyTorch makes of an entry of its cache; plain tensors in fewer steps."""
+        """The tensor of an entry of PyTorch's cache, a plain one in fewer steps."""
         made = entry.metadata
         if made is None or made.layout is not torch.strided or made.is_conj or made.is_neg:
             return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
