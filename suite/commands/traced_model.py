@@ -90,8 +90,9 @@ def predict_model(  # long: options of a command
         raise InputError("excludes --on: the profile is of a machine of its own", got=got, where="--machine")
     profile = None if machine is None else undisturbed_profile(machine)
     job, assumed = asked_job(source, asked, layout, options)
+    on_cpu = profile is not None and profile.fingerprint.device == "cpu"
+    job = msgspec.structs.replace(job, on_cpu=on_cpu)
     if options.compile:
-        on_cpu = profile is not None and profile.fingerprint.device == "cpu"
         job = msgspec.structs.replace(job, compiler=Compiler.CPP if on_cpu else Compiler.TRITON)
     on = asked.on or USUAL_ACCELERATOR
     (trace,) = answered_or_exit(lambda: traced([job]))

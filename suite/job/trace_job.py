@@ -99,6 +99,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         synchronises_once: whether gradients are reduced after the last micro-batch alone.
         adapters: None: all weights are trained.
         compiler: what compiles each decoder layer, or the model where it has no layers.
+        on_cpu: whether the ranks are CPUs: gloo has buffers for its messages, dropout keeps factors in place of
+            bytes, and attention with dropout its scores
     """
 
     source: ModelSource
@@ -116,6 +118,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     synchronises_once: bool = False
     adapters: Adapters | None = None
     compiler: Compiler = Compiler.NONE
+    on_cpu: bool = False
 
 
 class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):

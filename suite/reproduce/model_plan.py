@@ -17,8 +17,10 @@ from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceJob
 from suite.job.trace_layout import TraceLayout, trace_layout
 from suite.job.training_job import warm_up_steps
-from suite.machine.devices import resolved_device
+from suite.machine.devices import cuda_gpu, resolved_device
 from suite.machine.free_memory import free_bytes
+from suite.machine.gpu import cublas_workspace_bytes
+from suite.predict.simulation.step_memory import MULTIPLYING_THREADS
 from suite.predict.traced_run.figures import traced_figures
 from suite.reproduce.checked_options import checked_trace
 from suite.reproduce.device_use import checked_compilation, checked_sharing
@@ -77,6 +79,7 @@ def model_plan(request: Request) -> tuple[Plan, StepTrace]:
         recompute_every=words.recompute_every,
         saves_products=words.saves_products,
         synchronises_once=words.synchronises_once,
+        on_cpu=device == "cpu",
     )
     traces = _traces(asked)
     whole = traces[0]
@@ -104,6 +107,7 @@ def model_plan(request: Request) -> tuple[Plan, StepTrace]:
                 ranks=layout.ranks,
                 shared=asked.sharding is not Sharding.REPLICATED,
                 gloo=device == "cpu" or shares,
+                workspaces=MULTIPLYING_THREADS * cublas_workspace_bytes(cuda_gpu()) if device == "cuda" else 0,
             )
         ),
     )

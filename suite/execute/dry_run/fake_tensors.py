@@ -45,15 +45,17 @@ class FakeTensors(FakeTensorMode):
 
     Args:
         allocations: that follow what operators return.
+        gloo: whether messages go through gloo, which has buffers of its own.
 
     Attributes:
         observers: are called with each operator, its arguments and what it returns. They see what modes above this one
             would, without a dispatch for each.
     """
 
-    def __init__(self, allocations: Allocations) -> None:
+    def __init__(self, allocations: Allocations, *, gloo: bool = True) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._allocations = allocations
+        self._gloo = gloo
         self._within = False
         self.observers: list[Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]] = []
 
@@ -96,7 +98,7 @@ class FakeTensors(FakeTensorMode):
         finally:
             self._within = False
         self._allocations.see(returned)
-        if func in _WHOLE:
+        if self._gloo and func in _WHOLE:
             self._allocations.pass_through(args[_WHOLE[func]].nbytes, BUFFERS)
         return returned
 
@@ -234,7 +236,7 @@ class _Sent(NamedTuple):
 
 
 @contextmanager
-def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
+def fake_tensors(allocations: Allocations, *, gloo: bool = True) -> Iterator[FakeTensors]:
     """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
     send, reset_sharded, concatenate = (dist.ProcessGroup.send, FSDPParam.reset_sharded_param, DeviceMesh._concatenate)
     tolist, resize = Tensor.tolist, UntypedStorage.resize_
@@ -289,7 +291,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         mock.patch.object(_fsdp_param, "_chunk_with_empty", Chunks),
         mock.patch.object(_meta_registrations, "_meta_grouped_mm_common", grouped),
         shapes_unseen(),  # DTensor's own fake tensors take no memory either
-        FakeTensors(allocations) as mode,
+        FakeTensors(allocations, gloo=gloo) as mode,
     ):
         yield mode
 

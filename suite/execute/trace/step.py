@@ -24,6 +24,7 @@ from suite.execute.measure.counters import storage_bytes, stored
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.trace.adapters import adapt, elements, scales
 from suite.execute.trace.cuda_autocast import cuda_autocast
+from suite.execute.trace.dropout import dropout_of_gpus
 from suite.execute.trace.first_values import without_first_values
 from suite.execute.trace.operators import ModulePaths, OperatorRecorder, short_path
 from suite.execute.trace.recomputation import recompute
@@ -46,11 +47,11 @@ def trace(job: TraceJob) -> StepTrace:
     """
     start, clock = time.perf_counter(), StepClock()
     allocations = Allocations(clock.category)
-    with fake_group(job.rank, job.ranks):
+    with fake_group(job.rank, job.ranks), nullcontext() if job.on_cpu else dropout_of_gpus():
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
         axes: dict[str, str] = {mesh.get_group(DATA).group_name: DATA}
         regions = _regions(job)
-        with fake_tensors(allocations) as mode, regions.compiling() if regions else nullcontext():
+        with fake_tensors(allocations, gloo=job.on_cpu) as mode, regions.compiling() if regions else nullcontext():
             dtype = weight_dtype(job.number_format)
             with without_first_values():
                 built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)

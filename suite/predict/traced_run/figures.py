@@ -13,7 +13,7 @@ from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with
 LOSS_BYTES = 4  # of the all-reduce by which ranks know their mean loss, after each step
 TOLERANCE = 0.02
 KEPT_REASON = "the same operators keep the same tensors; the tolerance is for other versions of them"
-PEAK_REASON = "every tensor of the step; not what kernels take inside"
+PEAK_REASON = "every tensor of the step, and cuBLAS's workspaces; not what other kernels take inside"
 GLOO_REASON = "not judged: gloo's threads hold FSDP2's messages a while longer, by one to three units' gradients"
 
 
@@ -31,7 +31,7 @@ def step_flop(trace: StepTrace) -> tuple[int, int]:
 
 
 def traced_figures(
-    traces: Sequence[StepTrace], *, axis: str, ranks: int, shared: bool, gloo: bool = False
+    traces: Sequence[StepTrace], *, axis: str, ranks: int, shared: bool, gloo: bool = False, workspaces: int = 0
 ) -> list[Figure]:
     """Everything but times that traces expect of a launch on so many ranks.
 
@@ -40,6 +40,7 @@ def traced_figures(
         axis: on which the ranks share the model.
         shared: whether each rank stores a part of it.
         gloo: whether messages go through gloo; the peak of ranks that share the model is then not judged.
+        workspaces: bytes that libraries have on each GPU all the time.
     """
     of_ranks = list(traces) if len(traces) == ranks else [traces[0]] * ranks
     flop = [step_flop(trace) for trace in of_ranks]
@@ -54,7 +55,11 @@ def traced_figures(
         for quantity, values in work
     ]
     own = [Figure(quantity, value, rank=rank) for quantity, values in work for rank, value in enumerate(values)]
-    kept = [figure for rank, trace in enumerate(of_ranks) for figure in _of_rank(rank, trace, axis=axis, ranks=ranks)]
+    kept = [
+        figure
+        for rank, trace in enumerate(of_ranks)
+        for figure in _of_rank(rank, trace, axis=axis, ranks=ranks, workspaces=workspaces)
+    ]
     if shared and gloo:
         kept = [_unjudged(figure) for figure in kept]
     return [*whole, *own, *with_maximum_over_ranks(kept)]
@@ -67,12 +72,12 @@ def _unjudged(figure: Figure) -> Figure:
     return msgspec.structs.replace(figure, tolerance=None, why=GLOO_REASON)
 
 
-def _of_rank(rank: int, trace: StepTrace, *, axis: str, ranks: int) -> list[Figure]:
+def _of_rank(rank: int, trace: StepTrace, *, axis: str, ranks: int, workspaces: int) -> list[Figure]:
     sent = {each.operation: (each.payload_bytes, each.messages) for each in trace.collectives}
     if ranks > 1:
         payload, messages = sent.get("all_reduce", (0, 0))
         sent["all_reduce"] = (payload + LOSS_BYTES, messages + 1)
-    kept = sum(trace.kept_bytes.values())
+    kept, peak = sum(trace.kept_bytes.values()), trace.peak_bytes + workspaces
     return [
         Figure(Quantity.WEIGHT_BYTES, trace.weight_bytes, rank=rank, why="buffers too"),
         Figure(Quantity.GRADIENT_BYTES, trace.gradient_bytes, rank=rank),
@@ -80,9 +85,7 @@ def _of_rank(rank: int, trace: StepTrace, *, axis: str, ranks: int) -> list[Figu
         Figure(
             Quantity.ACTIVATION_BYTES, kept, rank=rank, convention=ACTIVATIONS, tolerance=TOLERANCE, why=KEPT_REASON
         ),
-        Figure(
-            Quantity.PEAK_BYTES, trace.peak_bytes, rank=rank, convention=ALLOCATED, tolerance=TOLERANCE, why=PEAK_REASON
-        ),
+        Figure(Quantity.PEAK_BYTES, peak, rank=rank, convention=ALLOCATED, tolerance=TOLERANCE, why=PEAK_REASON),
         *(
             Figure(quantity, value, axis=axis, operation=operation, rank=rank)
             for operation, values in sorted(sent.items())

@@ -59,7 +59,7 @@ def test_the_peak_is_the_allocators(asked: list[tuple[str, dict[str, Any]]], tmp
     for kind, options in asked:
         path = str(tmp_path / f"{kind}.json")
         source = ModelSource(module=f"{models.__file__}:build") if kind == OWN else ModelSource(configuration=path)
-        form = {"number_format": NumberFormat.FP32, "micro_batch": 4, "sequence": 256} | options
+        form = {"number_format": NumberFormat.FP32, "micro_batch": 4, "sequence": 256, "on_cpu": True} | options
         jobs.append(TraceJob(source=source, **form))
     out = subprocess.run(
         [sys.executable, "-m", "tests.execute.trace.executed"],
