@@ -132,7 +132,7 @@ def _executed_peaks(workload: Workload, execution: Execution, *, stage: int) -> 
 
 
 def unwalked(workload: Workload, keeping: Keeping) -> list[str]:
-    """What of a workload is not in the walk through transformers' modules; none: nothing, or the stack has others."""
+    """Words for the part of a workload that the walk lacks; none: nothing, or the stack is not transformers'."""
     if keeping.modules is not Modules.TRANSFORMERS:
         return []
     from suite.predict.simulation.transformers_step import not_described  # other predictions start without it
