@@ -240,7 +240,7 @@ def fake_tensors(allocations: Allocations, *, gloo: bool = True) -> Iterator[Fak
     """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
     send, reset_sharded, concatenate = (dist.ProcessGroup.send, FSDPParam.reset_sharded_param, DeviceMesh._concatenate)
     tolist, resize = Tensor.tolist, UntypedStorage.resize_
-    of_groups: Any = _meta_registrations._meta_grouped_mm_common
+    of_groups: Callable[..., Tensor] = _meta_registrations._meta_grouped_mm_common
 
     def ones(tensor: Tensor) -> Any:
         return [1.0] * tensor.numel() if isinstance(tensor, FakeTensor) else tolist(tensor)
