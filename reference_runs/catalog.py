@@ -287,6 +287,9 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     if layout.checkpoint_layers > 1 and layout.recomputation is not Recomputation.FULL:
         got = f"every{layout.checkpoint_layers} with recompute-{layout.recomputation.value}"
         yield InputError("layout.checkpoint_layers belongs to recompute-full", got=got, where=where)
+    if layout.recomputed_modules and layout.recomputation is not Recomputation.SELECTIVE:
+        got = layout.recomputation.value
+        yield InputError("layout.recomputed_modules belong to recompute-selective", got=got, where=where)
     if layout.sequence_parallel and layout.tensor_parallel > 1 and architecture.sequence % layout.tensor_parallel:
         what = "layout: sequence parallelism needs tensor_parallel to divide architecture.sequence"
         got = f"tp{layout.tensor_parallel},sp"

@@ -69,6 +69,29 @@ class Recomputation(enum.StrEnum):
     FROM_INPUT = "from-input"
 
 
+class RecomputedModule(enum.StrEnum):
+    """Parts of a layer that selective recomputation may name: --recompute-modules of Megatron-Core.
+
+    core_attn: attention between its projections.
+    layernorm: norms of hidden states that are no part of a linear layer: before latent attention, before experts.
+    mla_up_proj: queries, keys and values of latent attention, from their compressed states on.
+    moe_act: what activations of experts put out.
+    mlp, moe: all of a dense feed-forward part, or of a mixture of experts, after its norm.
+
+    Source: Megatron-Core 0.16.1, core/transformer/transformer_config.py, recompute_modules.
+    """
+
+    CORE_ATTENTION = "core_attn"
+    LAYER_NORM = "layernorm"
+    LATENT_PROJECTION = "mla_up_proj"
+    EXPERT_ACTIVATION = "moe_act"
+    MLP = "mlp"
+    EXPERTS = "moe"
+
+
+CORE_ATTENTION = frozenset({RecomputedModule.CORE_ATTENTION})
+
+
 class StageAssignment(enum.StrEnum):
     """How layers are dealt to pipeline stages; earlier stages take the remainder.
 
@@ -102,6 +125,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Args:
         micro_batch: samples of one forward and backward pass of a model replica.
         accumulation: micro-batches a rank and step; None: global batch / (replicas * micro-batch).
+        recomputed_modules: of selective recomputation; none named: attention's scores.
         shard_ranks: with ZeRO-2 and 3, ranks of a group that shards, of those with the same weights; groups hold copies
             of each other's shards (hybrid sharding). None: all.
         bucket_bytes: gradient bytes that one data-parallel all-reduce waits for.
@@ -139,6 +163,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     virtual_stages: Count = 1
     schedule: Schedule = Schedule.ONE_F_ONE_B
     recomputation: Recomputation = Recomputation.NONE
+    recomputed_modules: tuple[RecomputedModule, ...] = ()
     accumulation: Count | None = None
     bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST * 10**6, extra={"unit": "byte"})] = 25 * 2**20
     rank_order: str = "tp-cp-dp-pp"
@@ -152,6 +177,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     offload: Offload = Offload.NONE
     stage_layer_counts: tuple[Annotated[int, msgspec.Meta(ge=0, le=MOST)], ...] | None = None
     stage_replicas: tuple[Count, ...] | None = None
+
+    @property
+    def recomputed(self) -> frozenset[RecomputedModule]:
+        """Modules that selective recomputation computes again."""
+        selective = self.recomputation is Recomputation.SELECTIVE
+        return frozenset(self.recomputed_modules) or CORE_ATTENTION if selective else frozenset()
 
     @property
     def flushes(self) -> bool:
@@ -238,12 +269,14 @@ _GRAMMAR = (
     "interleaveN, " + "/".join(Schedule) + ", "
     "recompute-"
     + "/".join(Recomputation)
+    + " or modules of "
+    + "+".join(RecomputedModule)
     + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
     + "/".join(StageAssignment)
     + ", layersN-N-… (of each stage), replicasN-N-… (of each stage)"
     + ", order-tp-cp-dp-pp (any order of ranks), separated by commas"
 )
-_ORDER = "order-"
+_ORDER, _AGAIN = "order-", "recompute-"
 _DIGITS = 9  # of a count: no machine has as many ranks
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sequence_parallel", True),
@@ -299,6 +332,8 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         "stage_replicas": None,
     }
     named = _with_stages(named_fields(text, where="--layout"))
+    if "recomputation" in named:
+        omitted["recomputed_modules"] = ()
     changes = omitted | named
     layout = msgspec.structs.replace(base, **changes)
     if "virtual_stages" not in named:
@@ -354,6 +389,9 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
         value: object = tuple(map(int, listed.group(2).split("-"))) if listed else None
         if listed is not None:
             key = _LISTS[listed.group(1)]
+        elif name not in _WORDS and (modules := _modules(name)):
+            key, value = "recomputation", Recomputation.SELECTIVE
+            named["recomputed_modules"] = modules
         elif name in _WORDS:
             key, value = _WORDS[name]
         elif name.startswith(_ORDER) and _is_order(name.removeprefix(_ORDER)):
@@ -370,6 +408,12 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
             raise InputError("given twice", got=repr(word), where=where)
         named[key] = value
     return named
+
+
+def _modules(word: str) -> tuple[RecomputedModule, ...]:
+    """The modules that a word recomputes, in their own order; none: it is another word."""
+    parts = set(word.removeprefix(_AGAIN).split("+")) if word.startswith(_AGAIN) else set()
+    return tuple(module for module in RecomputedModule if module in parts) if parts <= {*RecomputedModule} else ()
 
 
 def _is_order(text: str) -> bool:
@@ -421,7 +465,7 @@ def layout_text(layout: Layout, *, complete: bool = False, base: Layout | None =
         layout.schedule.value: layout.pipeline_stages > 1 or "schedule" in said,
         stages_word("replicas", layout.stage_replicas or ()): layout.stage_replicas is not None,
         stages_word("layers", layout.stage_layer_counts or ()): layout.stage_layer_counts is not None,
-        f"recompute-{layout.recomputation}": True,
+        f"{_AGAIN}{'+'.join(layout.recomputed_modules) or layout.recomputation}": True,
         f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1 or "checkpoint_layers" in said,
         "fused": layout.fused_attention,
         "unfused": (complete or "fused_attention" in said) and not layout.fused_attention,

@@ -17,7 +17,7 @@ class Kind(enum.StrEnum):
     NOT_PUBLISHED = "not published"
 
 
-Value = int | float | str | bool | tuple[int, ...]
+Value = int | float | str | bool | tuple[int | str, ...]
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -84,6 +84,8 @@ class Modules(enum.StrEnum):
     """How modules are written, which decides what they keep for the backward pass.
 
     fused: with kernels of their own. nanotron: likewise, as nanotron's, whose log reserves much more than its tensors.
+    megatron-core: likewise, with Transformer Engine and Megatron-Core's fused activations. nemo: the same, with
+    gradients in 16 bits. hai-llm: likewise, as DeepSeek-V3 was trained, with inputs of activations in 8 bits.
     eager: operator by operator, as in Transformers.
     torchtitan: likewise, as in torchtitan, whose loss takes logits widened to fp32. torchtitan-compiled: each layer
     compiled, the loss not.
@@ -94,6 +96,9 @@ class Modules(enum.StrEnum):
 
     FUSED = "fused"
     NANOTRON = "nanotron"
+    MEGATRON_CORE = "megatron-core"
+    NEMO = "nemo"
+    HAI_LLM = "hai-llm"
     EAGER = "eager"
     TORCHTITAN = "torchtitan"
     TORCHTITAN_COMPILED = "torchtitan-compiled"
@@ -130,6 +135,26 @@ class Keeping(NamedTuple):
     def eager(self) -> bool:
         """Whether modules are executed operator by operator."""
         return self.modules in (Modules.EAGER, Modules.TORCHTITAN, Modules.TRANSFORMERS)
+
+    @property
+    def fused_gate(self) -> bool:
+        """Whether a gated activation is one kernel, which keeps its input alone."""
+        return self.modules in (Modules.MEGATRON_CORE, Modules.NEMO, Modules.HAI_LLM)
+
+    @property
+    def weighs_activations(self) -> bool:
+        """Whether gates weigh what goes into experts' contraction, so that nothing needs what comes out of it."""
+        return self.modules in (Modules.MEGATRON_CORE, Modules.NEMO)
+
+    @property
+    def narrow_activation_inputs(self) -> bool:
+        """Whether inputs of activations are kept in the products' format."""
+        return self.modules is Modules.HAI_LLM
+
+    @property
+    def narrow_gradients(self) -> bool:
+        """Whether gradients of bf16 training are added up in 16 bits."""
+        return self.modules is Modules.NEMO
 
     @property
     def titan(self) -> bool:

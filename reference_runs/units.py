@@ -64,7 +64,7 @@ def in_base_unit(value: float, unit: str, dimension: str) -> float:
     return int(product) if isinstance(value, int) and float(product).is_integer() else product
 
 
-def printed(value: float | str | bool | tuple[int, ...] | None, unit: str) -> str:
+def printed(value: float | str | bool | tuple[int | str, ...] | None, unit: str) -> str:
     """`value` for people: counts in full with separators, times and rates with four digits and a prefix."""
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]

@@ -7,24 +7,22 @@ T = s b / c tokens of a rank, e bytes of an element (2 in 16 bit, 4 in fp32), u 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.placement import head_stage
-from reference_runs.run import QueryKeyNorm, Residual, Workload
+from reference_runs.run import Workload
 from reference_runs.stack import Keeping, Modules
 from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, head_of_torchtitan, kept_by_modules
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
-from suite.predict.analytic.latent_attention import latent_activation_bytes
-from suite.predict.analytic.linear_attention import linear_activation_bytes
+from suite.predict.analytic.megatron_layers import Kept, by_kind, kept_by_layer
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.analytic.process_groups import key_width
-from suite.predict.analytic.product_formats import kept_in_format
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
 
 
@@ -51,101 +49,33 @@ class MicroBatchBytes(NamedTuple):
     logits: int
 
 
-def score_bytes(workload: Workload) -> dict[str, int]:
-    """Bytes that one layer keeps of the attention scores and of what follows from them up to the context, by kind.
-
-    softmax output              e a s T / t
-    attention dropout mask      a s T / t     with attention dropout only
-    attention dropout output    e a s T / t   with attention dropout only; without, the context's input is the softmax
-    log-sum-exp                 4 a T / t     fused attention, in place of all the others
-
-    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1: 5 a s^2 b in 16 bit; Dao et al. 2022, arXiv
-    2205.14135, algorithm 2 (its log-sum-exp L; the random state replaces the dropout mask).
-    """
-    architecture, recipe, layout = workload
-    if architecture.linear:
-        return {}
-    rows = architecture.heads * layout.micro_batch * architecture.sequence
-    rows = rows // (layout.tensor_parallel * layout.context_parallel)
-    if layout.fused_attention:
-        return {"log-sum-exp": FP32 * rows}
-    scores, element = rows * architecture.sequence, WEIGHT_ELEMENT_BYTES[recipe.precision]
-    if recipe.attention_dropout == 0:
-        return {"softmax output": element * scores}
-    return {
-        "softmax output": element * scores,
-        "attention dropout mask": scores,
-        "attention dropout output": element * scores,
-    }
-
-
 def layer_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> dict[str, int]:
     """Bytes that one layer keeps for the backward pass of one micro-batch on one rank, by kind, nothing recomputed.
 
-        norm inputs          2 e T h / u   (one of them where both norms read the same input: parallel residual)
-        attention input      e T h / u
-        query                e T a d / t
-        key, value           e T k d / t each; e T d where there are fewer key-value heads than ranks; values of
-                             latent attention have a size of their own
-        compressed states    twice e T (q + c) / u, latent attention alone, see `latent_activation_bytes`
-        query, key norm inputs    e T (a + k) d / t, where there are such norms
-        output gate, gated context    e T a d / t each, with a gate; linear attention: `linear_activation_bytes` besides
-        scores               see `score_bytes`
-        attention context    e T a d / t   the projection's input
-        dropout masks        2 T h / u     with hidden dropout only: after projection and contraction
-        feed-forward input   e T h / u     none where both branches share their norm, and so their input
-        activation input     e T f / t     GELU; 2 e T f / t gated: both halves of the expansion; none for ReLU; these
-        activated half       e T f / t     gated only             three see `kept_activation`; for experts
-        contraction input    e T f / t                            `expert_activation_bytes`
-
-    In 16 bit with dropout, f = 4 h, a d = k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor,
-    (34 / t + 5 a s / h t) with sequence parallelism.
-    Norm statistics (8 T bytes a LayerNorm) and masks that all layers share are left out. Deep-norm keeps as much: its
-    norms read the two sums, and the layer's input is the attention's. So do output norms, which read what is added.
-    Inputs of products in a format of their own: `kept_in_format`.
-    ALiBi adds a constant to the scores and rotary positions replace query and key by their rotation, by tables that
-    all layers share: neither is kept a layer.
+    What the operators of `MegatronLayer` keep; of eager modules see `kept_by_modules`. In 16 bit with dropout, f = 4 h,
+    a d = k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor, (34 / t + 5 a s / h t) with
+    sequence parallelism.
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4.1 and 4.2, equations 1 to 4; Shazeer 2020, arXiv
     2002.05202 (gated forms). Context parallelism splits the sequence: Megatron-LM, --context-parallel-size.
     """
-    architecture, recipe, layout = workload
-    element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
-    tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
-    stream = element * everywhere
-    query = element * tokens * architecture.query_width // t
-    key = element * tokens * key_width(architecture, tensor_parallel=t)
-    u = t if layout.sequence_parallel else 1
-    kinds = {
-        "norm inputs": stream if architecture.residual is Residual.PARALLEL else 2 * stream,
-        "attention input": stream,
-        "query": query,
-        "key": key,
-        "value": key * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim,
-        "attention context": element * tokens * architecture.context_width // t,
-    }
-    if architecture.linear:
-        kinds["value"] = kinds["attention context"]
-        kinds |= linear_activation_bytes(architecture, tokens=tokens, element=element, ranks=t)
-    elif architecture.attention_gate:
-        kinds |= dict.fromkeys(("output gate", "gated context"), kinds["attention context"])
-    if not architecture.shared_norm:
-        kinds["feed-forward input"] = stream
-    if architecture.query_key_norm is not QueryKeyNorm.NONE:
-        kinds["query, key norm inputs"] = query + key
-    if recipe.hidden_dropout > 0:
-        kinds["dropout masks"] = 2 * everywhere
-    if architecture.key_value_rank is not None:
-        kinds |= latent_activation_bytes(architecture, tokens=tokens, element=element, shards=u)
-    if architecture.experts is not None:
-        kinds |= expert_activation_bytes(architecture, layout, tokens=tokens, element=element)
-    else:
-        kinds |= kept_activation(architecture, wide=element * tokens * architecture.ffn_hidden // t)
-    sent = dispatched_tokens(architecture, tokens=tokens) if architecture.experts is not None else 0
-    kept = kept_in_format(workload, kinds, tokens=tokens, sent=sent, shards=u) | score_bytes(workload)
+    return _layer_kinds(workload, keeping, kept_by_layer(workload, keeping))
+
+
+def score_bytes(workload: Workload) -> dict[str, int]:
+    """Bytes that one layer keeps of the attention scores and of what follows from them up to the context, by kind.
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1: 5 a s^2 b in 16 bit.
+    """
+    return by_kind(each for each in kept_by_layer(workload, NO_KEEPING) if CORE_ATTENTION & {*each.modules})
+
+
+def _layer_kinds(workload: Workload, keeping: Keeping, kept: Iterable[Kept]) -> dict[str, int]:
+    kinds = by_kind(kept)
     if not keeping.eager:
-        return kept
-    return kept_by_modules(workload, kept, keeping, tokens=tokens, everywhere=everywhere)
+        return kinds
+    tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
+    return kept_by_modules(workload, kinds, keeping, tokens=tokens, everywhere=everywhere)
 
 
 def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
@@ -242,13 +172,18 @@ def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> Micr
     A unit's input is the first tensor that its first layer keeps, so it takes no second place when that layer is
     computed again and reads it as it lies (see `inputs_stay_in_place`).
     """
-    kinds = layer_activation_bytes(workload, keeping)
+    operators = kept_by_layer(workload, keeping)
+    kinds = _layer_kinds(workload, keeping, operators)
     layer = sum(kinds.values())
     after = head_activation_bytes(workload, keeping)
     logits = after["logits"]
     unit, again, shared = layer, 0, 0
     if workload.layout.recomputation is Recomputation.SELECTIVE:
-        again = sum(kinds[kind] for kind in kinds if kind in score_bytes(workload) or kind.startswith("softmax"))
+        recomputed = workload.layout.recomputed
+        again = sum(each.bytes for each in operators if recomputed & {*each.modules})
+        if keeping.eager and recomputed == CORE_ATTENTION:  # whose operators keep the scores in their own way
+            scores = score_bytes(workload)
+            again = sum(kinds[kind] for kind in kinds if kind in scores or kind.startswith("softmax"))
         unit = layer - again
     elif workload.layout.recomputation is Recomputation.SELECTIVE_OP:
         unit, again = sum(kept_by_operator(workload, keeping).values()), layer

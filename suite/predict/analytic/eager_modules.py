@@ -10,7 +10,9 @@ from __future__ import annotations
 from reference_runs.layout import Layout
 from reference_runs.run import Precision, Residual, Workload
 from reference_runs.stack import Keeping, Modules, Weights32
+from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, StateBytes
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 
 LOGIT_BYTES = 4  # of the log-softmax, which the loss keeps
 NO_KEEPING = Keeping(Modules.FUSED, Weights32.NEVER)
@@ -132,16 +134,23 @@ def head_of_torchtitan(workload: Workload, kinds: dict[str, int], *, tokens: int
     return kinds | {"head input": element * tokens * architecture.hidden, "logits": (3 * FP32 + element) * count}
 
 
+def adds_in_16_bit(keeping: Keeping, workload: Workload) -> bool:
+    """Whether gradients of bf16 training are added up in 16 bits."""
+    return keeping.narrow_gradients and workload.recipe.precision is Precision.BF16
+
+
 def state_of_modules(state: StateBytes, keeping: Keeping, workload: Workload, *, share: float) -> StateBytes:
     """`state` where weights are kept in fp32: no master weights beside them, and gradients in fp32.
 
     FSDP's shard: 4 + 4 + 8 bytes a parameter of the shard; with ZeRO-2 the gathered 16-bit weights stay besides.
-    Autocast: 4 + 4 + 8 a parameter.
+    Autocast: 4 + 4 + 8 a parameter. NeMo: 2 + 2 + 4 + 8, see `adds_in_16_bit`.
 
     Source: Zhao et al. 2023, arXiv 2304.11277, section 4.4 (sharded parameters in full precision, a low-precision
     shard for the passes alone).
     """
     element = WEIGHT_ELEMENT_BYTES[workload.recipe.precision]
+    if adds_in_16_bit(keeping, workload):
+        return state._replace(gradients=state.gradients * element / FP32)
     if under_autocast(keeping, workload):
         whole = state.weights / element
         gradients = max(FP32 / BYTES_PER_PARAMETER[workload.recipe.precision].gradients, 1) * state.gradients
@@ -151,6 +160,27 @@ def state_of_modules(state: StateBytes, keeping: Keeping, workload: Workload, *,
     gathered = 0 * state.weights if workload.layout.zero_stage == 3 else state.weights
     gradients = max(FP32 / BYTES_PER_PARAMETER[workload.recipe.precision].gradients, 1) * state.gradients
     return StateBytes(FP32 * share + gathered, gradients, 0 * share, 0 * share, state.moments)
+
+
+def gradients_in_passes(
+    gradients: float, each: float, in_flight: float, keeping: Keeping, layout: Layout, *, micro_batches: int
+) -> float:
+    """Bytes of gradients at the fullest moment of the forward passes.
+
+        G, from the second micro-batch on    in a buffer that stays, as Megatron-Core's
+        G min(ceil(n / p), v) / v            made by autograd: of the chunks that n = (m - F) v backward passes come to
+                                             before the last forward pass, p of each of v chunks
+        max(G - A, 0) / v                    n = 0: of the first chunk, whose backward pass frees A / v of activations
+
+    Source: Megatron-Core, distributed/param_and_grad_buffer.py; Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    """
+    if not keeping.eager or layout.schedule in NO_FLUSH:
+        return (micro_batches > 1) * gradients
+    virtual = layout.virtual_stages
+    backward = (micro_batches - in_flight) * virtual
+    made = smaller(-(-backward // layout.pipeline_stages), virtual) * gradients
+    first = (virtual > 1) * larger(gradients - each, 0 * each)
+    return chosen(backward > 0, made, first) / virtual
 
 
 def unscattered_gradient_bytes(workload: Workload, keeping: Keeping, *, parameters: float, micro_batches: int) -> float:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from reference_runs.layout import Layout
-from reference_runs.run import Activation, Architecture, Workload
+from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
 
 FP32 = 4
@@ -41,53 +40,6 @@ def node_copies_share(architecture: Architecture, *, nodes: float) -> float:
         nodes = smaller(nodes, architecture.groups_per_token * larger(nodes / architecture.expert_groups, 1.0))
     share: float = nodes * (1 - (1 - 1 / nodes) ** k) / k
     return smaller(share, 1.0)
-
-
-def kept_activation(architecture: Architecture, *, wide: int) -> dict[str, int]:
-    """Bytes that a feed-forward part keeps around its activation, whose output has `wide` bytes, by kind.
-
-    activation input     g times that; none for ReLU, whose backward pass reads its output; the positive part of a
-                         squared ReLU
-    activated half       that, gated only; a fused kernel computes it again and saves these bytes
-    contraction input    that
-    """
-    kinds = {"contraction input": wide}
-    if architecture.activation.gated:
-        kinds |= {"activation input": 2 * wide, "activated half": wide}
-    elif architecture.activation is not Activation.RELU:
-        kinds["activation input"] = wide
-    return kinds
-
-
-def expert_activation_bytes(architecture: Architecture, layout: Layout, *, tokens: int, element: int) -> dict[str, int]:
-    """Bytes that one layer's experts keep for the backward pass of one micro-batch on one rank, by kind.
-
-        gates              4 T E / u       the router's probabilities, in fp32
-        expert input       e T k h         the dispatched tokens, which all tensor-parallel ranks have; / t where these
-                                           share out whole experts
-        activation input, activated half, contraction input    `kept_activation` of e T k f / t
-        expert output      e T k h / u     what the gates weigh
-        shared experts     `kept_activation` of e T f' / t with f' the width of all of them
-        shared expert output    e T (h + 1) / u, where a gate weighs it: that and the gate
-
-    The layer's feed-forward input, which router and shared experts read, is counted with the layer.
-    Source: counted here for the dispatch by all-to-all of Megatron-LM, core/transformer/moe/token_dispatcher.py.
-    """
-    a, t, u = architecture, layout.tensor_parallel, layout.tensor_parallel if layout.sequence_parallel else 1
-    sent = dispatched_tokens(a, tokens=tokens)
-    routed = kept_activation(a, wide=element * sent * a.expert_width // t)
-    kinds = {
-        "gates": FP32 * tokens * (a.experts or 0) // u,
-        "expert input": element * sent * a.hidden * layout.expert_splits // t,
-        "expert output": element * sent * a.hidden // u,
-        **{f"expert {kind}": size for kind, size in routed.items()},
-    }
-    if a.shared_experts:
-        shared = kept_activation(a, wide=element * tokens * a.shared_experts * a.expert_width // t)
-        kinds |= {f"shared expert {kind}": size for kind, size in shared.items()}
-    if a.shared_gate:
-        kinds["shared expert output"] = element * tokens * (a.hidden + 1) // u
-    return kinds
 
 
 def expert_forward_flop(architecture: Architecture, *, tokens: int) -> dict[str, int]:

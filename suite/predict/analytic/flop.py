@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation, RecomputedModule, StageAssignment
 from reference_runs.placement import chunk_layers, head_stage, stage_chunk_layers
 from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.elementwise import ceil_division
@@ -84,11 +84,18 @@ def model_flop(architecture: Architecture, *, samples: int) -> int:
     return 3 * sum(forward_flop(architecture, samples=samples).values())
 
 
-def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: Recomputation, layers: int) -> int:
+def recomputed_flop(
+    architecture: Architecture,
+    *,
+    samples: int,
+    recomputation: Recomputation,
+    layers: int,
+    modules: frozenset[RecomputedModule] = CORE_ATTENTION,
+) -> int:
     """Flop that recomputation adds to a step on `samples` sequences through `layers` layers of one stage.
 
     none         0
-    selective    attention scores and context once more: 4 T s a d a layer
+    selective    attention scores and context once more: 4 T s a d a layer; of other modules see `recomputed_share`
     selective-op the products whose output is not kept, see `selective_op_share`
     full         the layers' forward products once more, whatever the size of the groups
     from input   layer l restarts from the stage's input: l (l + 1) / 2 layer-forwards for l layers
@@ -99,10 +106,36 @@ def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: 
     """
     layer = layer_forward_flop(architecture, samples=samples)
     if recomputation is Recomputation.SELECTIVE:
-        return layers * sum(flop for part, flop in layer.items() if part.startswith("attention"))
+        return layers * int(sum(recomputed_share(architecture, part, modules) * flop for part, flop in layer.items()))
     if recomputation is Recomputation.SELECTIVE_OP:
         return layers * int(sum(selective_op_share(architecture, part) * flop for part, flop in layer.items()))
     return repeated_layers(recomputation, layers) * sum(layer.values())
+
+
+def recomputed_share(architecture: Architecture, part: str, modules: frozenset[RecomputedModule]) -> Fraction:
+    """Share of a part's forward products that selective recomputation of these modules repeats.
+
+    core_attn      attention's scores and context
+    mla_up_proj    latent attention's expansions; of query, key, value together their share of the elements
+    mlp, moe       all of the feed-forward part, router included, in layers without or with experts
+    others         none: norms and activations are no products
+
+    Source: Megatron-Core 0.16.1, core/transformer/transformer_config.py, recompute_modules.
+    """
+    if part.startswith("attention"):
+        return Fraction(RecomputedModule.CORE_ATTENTION in modules)
+    if part in ("projection", "query compression", "key, value compression"):
+        return Fraction(0)
+    if not part.startswith(("query", "key")):
+        whole = RecomputedModule.MLP if architecture.experts is None else RecomputedModule.EXPERTS
+        return Fraction(whole in modules)
+    if architecture.key_value_rank is None or RecomputedModule.LATENT_PROJECTION not in modules:
+        return Fraction(0)
+    if part != "query, key, value":
+        return Fraction(1)
+    sizes = {name: rows * columns for name, (rows, columns) in latent_products(architecture).items()}
+    kept = sum(size for name, size in sizes.items() if name.endswith("compression"))
+    return Fraction(sum(sizes.values()) - kept, sum(sizes.values()))
 
 
 def selective_op_share(architecture: Architecture, part: str) -> Fraction:
@@ -180,7 +213,7 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: range) -> int:
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
     architecture, layout = workload.architecture, workload.layout
-    if layout.recomputation is Recomputation.SELECTIVE and not layout.fused_attention:
+    if layout.recomputed >= CORE_ATTENTION and not layout.fused_attention:
         return len(layers) * layer_forward_flop(architecture, samples=samples)["attention context"]
     if not groups_stopped_early(workload, layers=len(layers)):
         return 0
@@ -208,8 +241,7 @@ def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> in
         return 0
     if a.first_kind_layers and not a.dense_layers:
         layers = layers * a.full_layers // a.layers  # linear attention's kernels compute what they have not kept
-    selective = layout.recomputation is Recomputation.SELECTIVE
-    again = layers if selective else repeated_layers(layout.recomputation, layers)
+    again = layers if layout.recomputed >= CORE_ATTENTION else repeated_layers(layout.recomputation, layers)
     again = 0 * layers if layout.recomputation is Recomputation.SELECTIVE_OP else again
     padded = 2 * a.heads * a.fused_head_dim - a.query_width - a.context_width
     columns = layers * (a.heads * a.fused_head_dim + 3 * padded) + again * padded
@@ -227,7 +259,9 @@ def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -
         # one kind of layers: `layout_mistakes` refuses others
         return flop + recomputed_layers_of_all_stages(architecture, layout) * forward
     return flop + sum(
-        recomputed_flop(kind, samples=samples, recomputation=layout.recomputation, layers=layers)
+        recomputed_flop(
+            kind, samples=samples, recomputation=layout.recomputation, layers=layers, modules=layout.recomputed
+        )
         for kind, layers in layer_kinds(architecture)
     )
 

@@ -67,15 +67,3 @@ def more_attention_inputs(architecture: Architecture) -> MoreInputs:
         architecture.rotary_dim or 0,
     )
     return MoreInputs(sum(entering) - architecture.hidden, len(entering) - 1)
-
-
-def latent_activation_bytes(architecture: Architecture, *, tokens: int, element: int, shards: int) -> dict[str, int]:
-    """Bytes that a layer keeps of the compressed states of one micro-batch on one rank, over `shards` = u, by kind.
-
-        compressed states           e T (q + c) / u    the norms' inputs
-        normed compressed states    e T (q + c) / u    the expansions' inputs
-
-    Expanded queries, keys and values are kept as in other attention.
-    """
-    size = element * tokens * compressed_width(architecture) // shards
-    return {"compressed states": size, "normed compressed states": size}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.experts import dispatched_tokens
-from suite.predict.analytic.flop import selective_op_share
+from suite.predict.analytic.flop import recomputed_share, selective_op_share
 from suite.predict.analytic.flop_conventions import attended_share, attended_shares
 from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
 from suite.predict.analytic.layer_products import layer_products
@@ -42,9 +42,10 @@ UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one
 
 
 class LayerTime(NamedTuple):
-    """Seconds of one micro-batch in one layer on one rank; of attention, what selective recomputation repeats.
+    """Seconds of one micro-batch in one layer on one rank.
 
-    `repeated_seconds` are the forward products that other recomputation of the layer repeats (`_repeated_share`).
+    `selective_seconds` are the forward products that selective recomputation repeats, attention's by default, and
+    `repeated_seconds` those of other recomputation (`_repeated_share`).
     Casts are those of `layer_casts`: of inputs in each forward pass, of gradients in the backward pass, of weights.
     """
 
@@ -58,6 +59,7 @@ class LayerTime(NamedTuple):
     gradient_cast_seconds: float = 0.0
     weight_cast_seconds: float = 0.0
     repeated_seconds: float = 0.0
+    selective_seconds: float = 0.0
 
 
 class ProductTime(NamedTuple):
@@ -238,7 +240,7 @@ def sent_in_pieces(layout: Layout, machine: Machine) -> Any:
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
     layout, bandwidth = workload.layout, machine.achievable_memory_bytes_per_second
-    forward = backward = attention_forward = attention_backward = repeated = 0.0
+    forward = backward = attention_forward = attention_backward = repeated = selective = 0.0
     in_format = products_in_format(workload)
     for part, (products, rows, columns, depth) in layer_products(workload).items():
         in_attention = part.startswith("attention")
@@ -252,6 +254,8 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
             forward = forward + products * once
             backward = backward + products * twice
             repeated = repeated + _repeated_share(workload, machine.stack, part) * (products * once)
+            share = recomputed_share(workload.architecture, part, layout.recomputed)
+            selective = selective + float(share) * (products * once)
     if layout.fused_attention:
         attention_forward, attention_backward = fused_attention_seconds(workload, machine)
     by_operator = layout.recomputation is Recomputation.SELECTIVE_OP
@@ -271,6 +275,7 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
         casts.gradients / bandwidth,
         casts.weights / bandwidth,
         repeated if by_operator else repeated + attention_forward,
+        selective + attention_forward * (layout.recomputed >= CORE_ATTENTION),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload
-from reference_runs.run import Activation, ProductFormat, Workload
+from reference_runs.run import ProductFormat, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
@@ -206,54 +206,3 @@ def layer_weight_copies_bytes(workload: Workload, *, primary: bool = False) -> i
         )
         for count, _, columns, depth in products_in_format(workload).values()
     )
-
-
-def kept_in_format(workload: Workload, kinds: dict[str, int], *, tokens: int, sent: int, shards: int) -> dict[str, int]:
-    """`kinds` of kept activations, with those in the products' format that only these products read.
-
-        attention input, feed-forward input    T / u x h
-        normed compressed states               T / u x q and T / u x c, latent attention
-        attention context                      T x a d / t
-        contraction input                      T x f / t
-        expert input, expert contraction input T k x h, T k x f / t, of the tokens sent to experts
-        shared expert contraction input        T x f' / t
-
-    Each is kept in one orientation, the one whose sums are along tokens, for the weight's gradient. Two stay as they
-    are besides: the context, which fused attention reads in its backward pass, and what ReLU puts out. So does the
-    input that a router reads; experts that all tokens pass keep theirs in the format besides.
-
-    Source: Transformer Engine, pytorch/module/linear.py (saves the quantized input); DeepSeek-AI 2024, arXiv
-    2412.19437, section 3.3.3 (its context in E5M6 and its activation's input in 8 bits are not described here).
-
-    Args:
-        tokens: T of a micro-batch on one rank.
-        sent: tokens that a rank's experts compute.
-        shards: u, ranks that split what lies between the split matrices.
-    """
-    a, layout, product_format = workload.architecture, workload.layout, workload.recipe.product_format
-    if not product_format.casts:
-        return kinds
-    t, compressed = layout.tensor_parallel, (a.query_rank, a.key_value_rank)
-    relu = a.activation is Activation.RELU
-
-    def kept(rows: int, *widths: int) -> int:
-        return sum(format_bytes(product_format, rows=width, columns=rows) for width in widths)
-
-    narrow = {
-        "attention input": kept(tokens // shards, a.hidden),
-        "feed-forward input": kept(tokens // shards, a.hidden),
-        "normed compressed states": kept(tokens // shards, *(rank for rank in compressed if rank is not None)),
-        "attention context": kept(tokens, a.context_width // t),
-        "contraction input": kept(tokens, a.ffn_hidden // t),
-        "expert input": kept(sent * layout.expert_splits // t, a.hidden),
-        "expert contraction input": kept(sent, a.expert_width // t),
-        "shared expert contraction input": kept(tokens, a.shared_experts * a.expert_width // t),
-    }
-    wider = {"attention context": layout.fused_attention, "feed-forward input": a.experts is not None}
-    wider |= {kind: relu for kind in kinds if kind.endswith("contraction input")}
-    if a.experts is not None and not a.shared_experts:
-        del narrow["feed-forward input"]
-    return {
-        kind: size if kind not in narrow else narrow[kind] + (size if wider.get(kind) else 0)
-        for kind, size in kinds.items()
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reference_runs.layout import Recomputation
+from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Workload
 from reference_runs.stack import Stack
@@ -71,7 +71,7 @@ def stage_computation(
     embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
     loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
     ends = first * embedding + last * loss
-    repeated = [_recomputed(workload.layout.recomputation, layer, layers) for layer, layers in of_kinds]
+    repeated = [_recomputed(workload.layout, layer, layers) for layer, layers in of_kinds]
     return StageComputation(
         forward=sum(layers * layer.forward_seconds for layer, layers in of_kinds) + last * head[0],
         backward=sum(layers * layer.backward_seconds for layer, layers in of_kinds) + last * head[1],
@@ -191,9 +191,13 @@ def _repeated_layers(recomputation: Recomputation, layers: int) -> float:
     return 1.0 * repeated_layers(recomputation, layers)
 
 
-def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float, float]:
-    """Seconds of products, operators and casts that one micro-batch's backward pass through `layers` repeats."""
-    if recomputation is Recomputation.SELECTIVE:
-        return layers * layer.attention_seconds, layers * layer.attention_operator_seconds, 0.0
-    again = repeated_layers(recomputation, layers)
+def _recomputed(layout: Layout, layer: LayerTime, layers: int) -> tuple[float, float, float]:
+    """Seconds of products, operators and casts that one micro-batch's backward pass through `layers` repeats.
+
+    Of selective recomputation the operators on scores alone: those of other modules, and their casts, are left out.
+    """
+    if layout.recomputation is Recomputation.SELECTIVE:
+        scores = layer.attention_operator_seconds * (layout.recomputed >= CORE_ATTENTION)
+        return layers * layer.selective_seconds, layers * scores, 0.0
+    again = repeated_layers(layout.recomputation, layers)
     return again * layer.repeated_seconds, again * layer.operator_seconds, again * layer.input_cast_seconds

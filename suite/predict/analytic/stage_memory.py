@@ -13,6 +13,8 @@ from reference_runs.stack import Keeping
 from suite.predict.analytic.activations import MicroBatchBytes, kept_units, micro_batch_bytes, recomputed_bytes
 from suite.predict.analytic.eager_modules import (
     NO_KEEPING,
+    adds_in_16_bit,
+    gradients_in_passes,
     shard_is_master,
     state_of_modules,
     under_autocast,
@@ -240,7 +242,8 @@ def _temporary_bytes(workload: Workload, keeping: Keeping, share: float) -> floa
         return 0 * share  # the update reads fp32 gradients as they are
     passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision.has_masters
     scattered = layout.zero_stage == 1 and layout.reduce_scatter
-    in_place = scattered and BYTES_PER_PARAMETER[recipe.precision].gradients == FP32
+    wide = BYTES_PER_PARAMETER[recipe.precision].gradients == FP32 and not adds_in_16_bit(keeping, workload)
+    in_place = scattered and wide
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
     return temporary * (state_ranks(layout) == 1) if in_place else temporary
 
@@ -285,7 +288,7 @@ def _before_passes(
         layers=layers,
         layer_parameters=shared.layer_parameters,
         stream=shared.stream,
-        narrow_gradients=shard_is_master(shared.keeping, workload),
+        narrow_gradients=shard_is_master(shared.keeping, workload) or adds_in_16_bit(shared.keeping, workload),
     )
     temporary = _temporary_bytes(workload, shared.keeping, share)
     copies = sum(number * size for size, number in zip(shared.weight_copies, layers, strict=True))
@@ -302,7 +305,7 @@ def _before_passes(
         unfinished,
         buffers,
         temporary,
-        constant + (micro_batches > 1) * state.gradients + logits + recomputed + buffers,
+        constant + logits + recomputed + buffers,
         accumulated + unfinished + buffers,
         accumulated + temporary,
         copies,
@@ -311,14 +314,18 @@ def _before_passes(
     return memory, each
 
 
-def _with_passes(memory: StageMemory, each: float, in_flight: float, *, flush: bool) -> StageMemory:
+def _with_passes(
+    memory: StageMemory, each: float, in_flight: float, keeping: Keeping, layout: Layout, *, micro_batches: int
+) -> StageMemory:
     """The memory with the activations of `in_flight` micro-batches, of which `each` keeps so many bytes."""
     activations = in_flight * each + memory.activations
-    waiting = memory.waiting if flush else (in_flight - 1) * each
+    waiting = memory.waiting if layout.schedule not in NO_FLUSH else (in_flight - 1) * each
     return memory._replace(
         activations=activations,
         waiting=waiting,
-        after_forward=memory.after_forward + activations,
+        after_forward=memory.after_forward
+        + activations
+        + gradients_in_passes(memory.gradients, each, in_flight, keeping, layout, micro_batches=micro_batches),
         after_backward=memory.after_backward + waiting,
         at_update=memory.at_update + waiting,
     )
@@ -329,7 +336,7 @@ def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared:
     layers = [number for _, number in stage_layer_kinds(architecture, layout, stage=stage)]
     memory, each = _before_passes(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-    return _with_passes(memory, each, in_flight, flush=layout.schedule not in NO_FLUSH)
+    return _with_passes(memory, each, in_flight, shared.keeping, layout, micro_batches=micro_batches)
 
 
 def stage_memory(workload: Workload, *, stage: int, micro_batches: int, keeping: Keeping = NO_KEEPING) -> StageMemory:
@@ -368,7 +375,7 @@ def memory_by_stage(workload: Workload, *, micro_batches: int, keeping: Keeping 
             )
         memory, each = alike[kind]
         in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        by_stage.append(_with_passes(memory, each, in_flight, flush=flush))
+        by_stage.append(_with_passes(memory, each, in_flight, keeping, layout, micro_batches=micro_batches))
     return by_stage
 
 

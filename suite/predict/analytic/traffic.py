@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation, RecomputedModule
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import kept_units
@@ -253,10 +253,16 @@ def gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
     gathered = reduced = 0
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
         if kind.experts is not None:
-            forwards = layers + repeated_layers(layout.recomputation, layers)
+            forwards = layers + _repeated_expert_layers(layout, layers)
             gathered = gathered + more * (forwards + layers + layers)
             reduced = reduced + more * (forwards + layers)
     return _ExpertTokens(gathered, reduced)
+
+
+def _repeated_expert_layers(layout: Layout, layers: int) -> int:
+    """Forward passes through `layers` layers' experts that the backward pass repeats."""
+    whole = RecomputedModule.EXPERTS in layout.recomputed
+    return layers if whole else repeated_layers(layout.recomputation, layers)
 
 
 def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
@@ -283,7 +289,7 @@ def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Tra
     messages = 0 * micro_batches
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
         if kind.experts is not None:
-            forwards = layers + repeated_layers(layout.recomputation, layers)
+            forwards = layers + _repeated_expert_layers(layout, layers)
             messages = messages + micro_batches * (2 * forwards + 2 * layers)
     return Traffic("ep", "all_to_all", messages * size, messages)
 
@@ -306,8 +312,7 @@ def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: i
     architecture, recipe, layout = workload
     element = WEIGHT_ELEMENT_BYTES[recipe.precision]
     layers = stage_layers(architecture, layout, stage=stage)
-    attends = layout.recomputation is Recomputation.SELECTIVE
-    again = layers if attends else repeated_layers(layout.recomputation, layers)
+    again = layers if layout.recomputed >= CORE_ATTENTION else repeated_layers(layout.recomputation, layers)
     again = 0 * layers if layout.recomputation is Recomputation.SELECTIVE_OP else again
     forwards = layers + again
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Offload, Recomputation, stages_word
+from reference_runs.layout import CORE_ATTENTION, Offload, Recomputation, stages_word
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import halves_backward, least_micro_batches
@@ -65,7 +65,10 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         ),
         *_of_halves(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
-        LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation in _NOT_EXECUTED),
+        LayoutLimit(
+            f"recompute-{'+'.join(layout.recomputed_modules) or layout.recomputation}",
+            layout.recomputation in _NOT_EXECUTED or not layout.recomputed <= CORE_ATTENTION,
+        ),
         *_without_flush(workload),
         # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
         LayoutLimit(f"zero{layout.zero_stage} with pp{stages}", layout.zero_stage > 1 and stages > 1),

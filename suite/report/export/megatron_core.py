@@ -182,7 +182,8 @@ def _recomputation(layout: Layout) -> dict[str, Any]:
     if kind is Recomputation.NONE:
         return {}
     if kind is Recomputation.SELECTIVE:
-        return {"recompute_granularity": "selective"}
+        named = {"recompute_modules": list(layout.recomputed_modules)} if layout.recomputed_modules else {}
+        return {"recompute_granularity": "selective", **named}
     shares = layout.partitioned_checkpoints and layout.tensor_parallel > 1
     return {
         "recompute_granularity": "full",

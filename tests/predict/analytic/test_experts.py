@@ -14,11 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from reference_runs.architecture import Activation, Architecture, Balancing, Gate, Norm
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Workload
+from reference_runs.run import Precision, Recipe, Workload
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.experts import (
     dispatched_tokens,
-    expert_activation_bytes,
     expert_forward_flop,
     expert_operator_bytes,
     expert_products,
@@ -42,6 +41,12 @@ from suite.predict.analytic.traffic import expert_traffic, step_traffic
 from tests.support.mixture import Experts, Latent
 from tests.support.saved_tensors import saved_storage_bytes
 from tests.support.strategies import BLOOM, described_architectures, recipes, routed_architectures
+
+
+def kept_by_experts(shape: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Bytes by kind of a layer's experts alone, without the input that its norm puts out."""
+    kept = layer_activation_bytes(Workload(shape, recipe, layout))
+    return {kind: size for kind, size in kept.items() if "expert" in kind or kind == "gates"}
 
 
 def elements(module: nn.Module) -> int:
@@ -187,7 +192,8 @@ def test_an_eager_mixture_keeps_the_predicted_bytes(activation: Activation) -> N
         weight = gates[source, owner[order]].unsqueeze(1)
         return (out * weight)[back].view(2, tokens, h).sum(0)
 
-    kinds = expert_activation_bytes(shape, Layout(), tokens=tokens, element=4)
+    in_fp32 = msgspec.structs.replace(BLOOM.recipe, precision=Precision.FP32)
+    kinds = kept_by_experts(msgspec.structs.replace(shape, sequence=tokens), in_fp32, Layout())
     indices = 3 * 8 * 2 * tokens  # source, the expert of each, and the way back
     weights = 4 * 2 * tokens  # a chosen gate for each token sent
     layers_input = 4 * tokens * h
@@ -351,7 +357,7 @@ def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
         activation=Activation.SWIGLU,
     )
     layout = Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True)
-    kept = expert_activation_bytes(shape, layout, tokens=6, element=2)
+    kept = kept_by_experts(shape, BLOOM.recipe, layout)
     assert kept == {
         "gates": 4 * 6 * 4 // 2,
         "expert input": 2 * 12 * 8,
@@ -366,10 +372,10 @@ def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
     }
     assert {type(size) for size in kept.values()} == {int}  # bytes stay exact beyond 2^53
     two = msgspec.structs.replace(shape, shared_experts=2)
-    of_two = expert_activation_bytes(two, layout, tokens=6, element=2)
+    of_two = kept_by_experts(two, BLOOM.recipe, layout)
     wider = {kind for kind in kept if kind.startswith("shared expert") and kind != "shared expert output"}
     assert of_two == {kind: size * (2 if kind in wider else 1) for kind, size in kept.items()}
-    of_whole = expert_activation_bytes(shape, WHOLE, tokens=6, element=2)
+    of_whole = kept_by_experts(shape, BLOOM.recipe, WHOLE)
     assert of_whole == kept | {"expert input": kept["expert input"] // 2}
     workload = Workload(shape, BLOOM.recipe, layout)
     assert expert_operator_bytes(workload, tokens=6, element=2) == {

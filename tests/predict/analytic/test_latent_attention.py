@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Workload
+from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import layer_forward_flop, redundant_flop
-from suite.predict.analytic.latent_attention import latent_activation_bytes, latent_products, more_attention_inputs
+from suite.predict.analytic.latent_attention import latent_products, more_attention_inputs
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.strategies import BLOOM, routed_architectures
@@ -88,12 +89,15 @@ def test_a_worked_example_of_matrices_inputs_and_what_is_kept() -> None:
     shared = {"key, value compression": (10 + 4, 96), "key, value expansion": (4 * (12 - 4 + 6) // 2, 10)}
     assert latent_products(LATENT, tensor_parallel=2) == {"query": (24, 96), **shared}
     assert more_attention_inputs(LATENT) == (96 + 10 + 4 - 96, 2)
-    kept = latent_activation_bytes(LATENT, tokens=6, element=2, shards=3)
-    assert kept == {"compressed states": 40, "normed compressed states": 40}
+    split = Layout(tensor_parallel=2, sequence_parallel=True)
+    kept = layer_activation_bytes(Workload(LATENT, BLOOM.recipe, split))
+    assert kept["compressed states"] == kept["normed compressed states"] == 2 * POSITIONS * 10 // 2
+    assert (kept["query"], kept["key"], kept["value"]) == tuple(2 * POSITIONS * 2 * width for width in (12, 12, 6))
     compressed = msgspec.structs.replace(LATENT, query_rank=20)
     queries = {"query compression": (20, 96), "query expansion": (24, 20)}
     assert latent_products(compressed, tensor_parallel=2) == {**queries, **shared}
     assert more_attention_inputs(compressed) == (20 + 10 + 4 - 96, 2)
-    assert latent_activation_bytes(compressed, tokens=6, element=2, shards=3)["compressed states"] == 2 * 6 * 30 // 3
+    with_queries = layer_activation_bytes(Workload(compressed, BLOOM.recipe, split))
+    assert with_queries["compressed states"] == 2 * POSITIONS * 30 // 2
     assert more_attention_inputs(msgspec.structs.replace(LATENT, rotary_dim=None)) == (10, 2)
     assert more_attention_inputs(BLOOM.architecture) == (0, 0)

@@ -366,4 +366,4 @@ def test_405b_in_fp8_with_primary_weights_in_8_bits_is_within_an_h100() -> None:
     assert copies[0] - copies[1] == 2 * matrices
     peaks = [peak_bytes(workload, micro_batches=32, keeping=each) for each in (wide, narrow)]
     usable = usable_memory(accelerator("h100-sxm").board).usable
-    assert peaks[1] < usable < peaks[0]
+    assert peaks[1] < 0.75 * usable < peaks[0] < usable

@@ -1,0 +1,282 @@
+"""Decoder layers as Megatron-LM and Megatron-Core write them, with sizes in place of tensors: what operators keep.
+
+Each function reads like the module of that name; sizes may be arrays of many layouts. A tensor that several operators
+keep counts once. Norm statistics (8 T bytes a LayerNorm) and what all layers share (masks, rotary tables) are left out.
+Symbols: T = s b / c tokens of a micro-batch on a rank, h hidden, f feed-forward width, a heads and k key-value heads of
+size d, t tensor-parallel ranks, u = t with sequence parallelism, else 1, e bytes of an element.
+Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Megatron-Core 0.16.1, core/transformer:
+transformer_layer.py, attention.py, multi_latent_attention.py, mlp.py, moe/ (read); Transformer Engine 2, pytorch/module:
+layernorm_linear.py and linear.py, which save what they multiply in its 8 bits (known code, not re-read for this file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from reference_runs.layout import RecomputedModule
+from reference_runs.run import Activation, QueryKeyNorm, Residual, Workload
+from reference_runs.stack import Keeping
+from suite.predict.analytic.experts import dispatched_tokens
+from suite.predict.analytic.linear_attention import linear_activation_bytes
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.micro_batch import micro_batch_tokens
+from suite.predict.analytic.process_groups import key_width
+from suite.predict.analytic.product_formats import format_bytes
+
+
+class Tensor:
+    """Rows and columns of a tensor, or of a rank's part where so many ranks share out its rows.
+
+    Args:
+        module: what makes it again where that is recomputed, so that those who read it need not keep it.
+    """
+
+    __slots__ = ("columns", "module", "rows", "shards")
+
+    def __init__(self, rows: int, columns: int, *, shards: int = 1, module: RecomputedModule | None = None) -> None:
+        self.rows, self.columns, self.shards, self.module = rows, columns, shards, module
+
+    @property
+    def elements(self) -> int:
+        """Elements on a rank."""
+        return self.rows * self.columns // self.shards
+
+
+class Kept(NamedTuple):
+    """Bytes that an operator keeps.
+
+    Args:
+        modules: whoever recomputes one of these does not keep it.
+    """
+
+    kind: str
+    bytes: int
+    modules: tuple[RecomputedModule, ...]
+
+
+class MegatronLayer:
+    """The modules of one layer; `kept` has what their operators keep of a micro-batch.
+
+    Args:
+        keeping: how the software's kernels differ from those of Megatron-LM of 2022.
+    """
+
+    def __init__(self, workload: Workload, keeping: Keeping) -> None:
+        self.architecture, self.recipe, self.layout = workload
+        self.keeping = keeping
+        self.tokens = micro_batch_tokens(workload)
+        self.element = WEIGHT_ELEMENT_BYTES[self.recipe.precision]
+        self.t = self.layout.tensor_parallel
+        self.u = self.t if self.layout.sequence_parallel else 1
+        self.kept: list[Kept] = []
+        self._known: set[tuple[Tensor, bool]] = set()
+        self._inside: tuple[RecomputedModule, ...] = ()
+        self.transformer_layer(self._stream())
+
+    def _stream(self) -> Tensor:
+        """Hidden states between the split matrices."""
+        return Tensor(self.tokens, self.architecture.hidden, shards=self.u)
+
+    @contextmanager
+    def _checkpoint(self, module: RecomputedModule) -> Iterator[None]:
+        """The operators of a module that may be recomputed from its inputs."""
+        outside, self._inside = self._inside, (*self._inside, module)
+        yield
+        self._inside = outside
+
+    def _keep(self, kind: str, x: Tensor, *, product: bool = False, element: int | None = None) -> None:
+        """Keep a tensor that an operator reads again; a `product` reads it in the products' format if there is one.
+
+        That is one orientation, whose sums are along tokens, for the weight's gradient.
+        """
+        narrow = product and self.recipe.product_format.casts
+        if (x, narrow) in self._known:
+            return
+        self._known.add((x, narrow))
+        size = (self.element if element is None else element) * x.elements
+        if narrow:
+            size = format_bytes(self.recipe.product_format, rows=x.columns, columns=x.rows // x.shards)
+        self._keep_bytes(kind, size, *(() if x.module is None else (x.module,)))
+
+    def _keep_bytes(self, kind: str, size: int, *modules: RecomputedModule) -> None:
+        self.kept.append(Kept(kind, size, (*self._inside, *modules)))
+
+    def transformer_layer(self, x: Tensor) -> None:
+        """Attention and feed-forward part, each with its norm, dropout and residual sum.
+
+        Norms after their part keep as much: they read the sums, or what is added to them.
+        """
+        a = self.architecture
+        feed_forward = self.mlp if a.experts is None else self.experts
+        normed = self.norm(x, apart=a.key_value_rank is not None)
+        self.bias_dropout_add(self.self_attention(normed))
+        after = x if a.residual is Residual.PARALLEL else self._stream()
+        feed_forward(normed if a.shared_norm else self.norm(after, apart=a.experts is not None))
+        self.bias_dropout_add(self._stream())
+
+    def norm(self, x: Tensor, *, apart: bool) -> Tensor:
+        """A norm of hidden states, which can be computed again where it is apart from the linear layer that reads it.
+
+        Transformer Engine's are one, except before latent attention and experts.
+        Source: Megatron-Core 0.16.1, core/models/gpt/gpt_layer_specs.py; transformer_layer.py, __init__.
+        """
+        self._keep("norm inputs", x)
+        return Tensor(x.rows, x.columns, shards=x.shards, module=RecomputedModule.LAYER_NORM if apart else None)
+
+    def bias_dropout_add(self, x: Tensor) -> None:
+        """Hidden dropout and the residual sum: keeps a mask of a byte an element."""
+        if self.recipe.hidden_dropout > 0:
+            self._keep("dropout masks", x, element=1)
+
+    def self_attention(self, x: Tensor) -> Tensor:
+        """Attention without its norm."""
+        a = self.architecture
+        self._keep("attention input", x, product=True)
+        context = Tensor(self.tokens, a.context_width // self.t)
+        if a.linear:
+            self._gated_delta_rule(context)
+            return self._stream()
+        self._core_attention(*self._queries_keys_values(), context)
+        if a.attention_gate:
+            self._keep("attention context", context)
+            self._keep("output gate", Tensor(context.rows, context.columns))
+            self._keep("gated context", Tensor(context.rows, context.columns), product=True)
+        else:
+            self._keep("attention context", context, product=True)
+        return self._stream()
+
+    def _queries_keys_values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Projections of queries, keys and values, with their norms.
+
+        Rotary positions replace them by their rotation. Latent attention keeps what it is compressed to, q + c
+        columns, before and after a norm; its second projections, with these norms, may be recomputed.
+        Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.
+        """
+        a, module = self.architecture, None
+        if a.key_value_rank is not None:
+            module = RecomputedModule.LATENT_PROJECTION
+            for rank in (a.query_rank, a.key_value_rank):
+                if rank is not None:
+                    self._keep("compressed states", Tensor(self.tokens, rank, shards=self.u))
+                    normed = Tensor(self.tokens, rank, shards=self.u, module=module)
+                    self._keep("normed compressed states", normed, product=True)
+        keys = key_width(a, tensor_parallel=self.t)
+        query = Tensor(self.tokens, a.query_width // self.t, module=module)
+        key = Tensor(self.tokens, keys, module=module)
+        if a.query_key_norm is not QueryKeyNorm.NONE:
+            for x in (query, key):
+                self._keep("query, key norm inputs", Tensor(x.rows, x.columns, module=module))
+        width = a.value_head_dim or a.head_dim
+        return query, key, Tensor(self.tokens, keys * width // a.head_dim, module=module)
+
+    def _core_attention(self, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:
+        """Attention proper: a fused kernel keeps its output and a log-sum-exp a row, else the scores stay.
+
+        softmax output              e a s T / t
+        attention dropout mask      a s T / t     with attention dropout only
+        attention dropout output    e a s T / t   with attention dropout only; without, the context's is the softmax
+        log-sum-exp                 4 a T / t
+
+        Source: Korthikanti et al. 2022, section 4.1; Dao et al. 2022, arXiv 2205.14135, algorithm 2. ALiBi adds a
+        constant, of which nothing is kept.
+        """
+        a, layout = self.architecture, self.layout
+        for kind, x in {"query": query, "key": key, "value": value}.items():
+            self._keep(kind, x)
+        rows = a.heads * layout.micro_batch * a.sequence // (self.t * layout.context_parallel)
+        if layout.fused_attention:
+            self._keep("attention context", context)
+        with self._checkpoint(RecomputedModule.CORE_ATTENTION):
+            if layout.fused_attention:
+                self._keep("log-sum-exp", Tensor(rows, 1), element=FP32)
+                return
+            self._keep("softmax output", Tensor(rows, a.sequence))
+            if self.recipe.attention_dropout > 0:
+                self._keep("attention dropout mask", Tensor(rows, a.sequence), element=1)
+                self._keep("attention dropout output", Tensor(rows, a.sequence))
+
+    def _gated_delta_rule(self, context: Tensor) -> None:
+        """Linear attention, see `linear_activation_bytes`."""
+        a = self.architecture
+        for kind, columns in {"query": a.query_width, "key": a.query_width, "value": a.context_width}.items():
+            self._keep(kind, Tensor(self.tokens, columns // self.t))
+        self._keep("attention context", context)
+        kinds = linear_activation_bytes(a, tokens=self.tokens, element=self.element, ranks=self.t)
+        for kind, size in kinds.items():
+            self._keep_bytes(kind, size)
+
+    def mlp(self, x: Tensor) -> None:
+        """A dense feed-forward part without its norm."""
+        with self._checkpoint(RecomputedModule.MLP):
+            self._keep("feed-forward input", x, product=True)
+            half = Tensor(self.tokens, self.architecture.ffn_hidden // self.t)
+            self._keep("contraction input", self.activation(half), product=True)
+
+    def activation(self, out: Tensor, *, of: str = "") -> Tensor:
+        """GELU, SwiGLU and the others, which put out `out`.
+
+        activation input     as much; twice as much where gated; none for ReLU, whose backward pass reads its output;
+                             the positive part of a squared ReLU
+        activated half       as much, gated only, where the product is an operator of its own: Megatron-Core's kernel
+                             computes it again (0.16.1, core/fusions/fused_bias_swiglu.py, SwiGLUFunction)
+
+        DeepSeek-V3 keeps the input in 8 bits (arXiv 2412.19437, section 3.3.3).
+        """
+        activation = self.architecture.activation
+        if activation is Activation.RELU:
+            self._keep(f"{of}contraction input", out)
+            return out
+        into = Tensor(out.rows, out.columns * (2 if activation.gated else 1), shards=out.shards)
+        self._keep(f"{of}activation input", into, product=self.keeping.narrow_activation_inputs)
+        if activation.gated and not self.keeping.fused_gate:
+            self._keep(f"{of}activated half", Tensor(out.rows, out.columns, shards=out.shards))
+        return out
+
+    def experts(self, x: Tensor) -> None:
+        """A mixture of experts: router, dispatch by all-to-all, grouped products, and shared experts.
+
+            gates              4 T E / u       the router's probabilities, in fp32
+            expert input       e T k h         the dispatched tokens, which all tensor-parallel ranks have; / t where
+                                               these share out whole experts
+            expert output      e T k h / u     where gates weigh it: Megatron-Core's weigh what the activation puts out
+            shared expert output    e T (h + 1) / u    where a gate weighs it: that and the gate
+
+        Source: Megatron-Core 0.16.1, moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher; moe/experts.py, TEGroupedMLP,
+        bias_act_func; core/fusions/fused_bias_swiglu.py, WeightedSwiGLUFunction. Up to 0.11 gates weigh the output
+        (known code, not re-read for this file): more is kept there by `expert output`.
+        """
+        a, t = self.architecture, self.t
+        self._keep("feed-forward input", x)  # the router reads it, in 16 bits
+        sent = dispatched_tokens(a, tokens=self.tokens)
+        with self._checkpoint(RecomputedModule.EXPERTS):
+            self._keep("gates", Tensor(self.tokens, a.experts or 0, shards=self.u), element=FP32)
+            rows, splits = sent * self.layout.expert_splits, self.layout.expert_splits
+            self._keep("expert input", Tensor(rows, a.hidden, shards=t), product=True)
+            out = Tensor(rows, a.expert_width // splits, shards=t, module=RecomputedModule.EXPERT_ACTIVATION)
+            self._keep("expert contraction input", self.activation(out, of="expert "), product=True)
+            if self.keeping.weighs_activations:
+                self._keep("weights of rows", Tensor(rows, 1, shards=t), element=FP32)
+            else:
+                self._keep("expert output", Tensor(sent, a.hidden, shards=self.u))
+            if a.shared_experts:
+                self._keep("feed-forward input", x, product=True)
+                half = Tensor(self.tokens, a.shared_experts * a.expert_width // t)
+                half = self.activation(half, of="shared expert ")
+                self._keep("shared expert contraction input", half, product=True)
+            if a.shared_gate:
+                self._keep("shared expert output", Tensor(self.tokens, a.hidden + 1, shards=self.u))
+
+
+def kept_by_layer(workload: Workload, keeping: Keeping) -> tuple[Kept, ...]:
+    """What the operators of one layer keep for the backward pass of a micro-batch on one rank, in their order."""
+    return tuple(MegatronLayer(workload, keeping).kept)
+
+
+def by_kind(kept: Iterable[Kept]) -> dict[str, int]:
+    """Bytes by kind."""
+    kinds: dict[str, int] = {}
+    for each in kept:
+        kinds[each.kind] = kinds.get(each.kind, 0) + each.bytes
+    return kinds
