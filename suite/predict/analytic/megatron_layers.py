@@ -5,8 +5,9 @@ keep counts once. Norm statistics (8 T bytes a LayerNorm) and what all layers sh
 Symbols: T = s b / c tokens of a micro-batch on a rank, h hidden, f feed-forward width, a heads and k key-value heads of
 size d, t tensor-parallel ranks, u = t with sequence parallelism, else 1, e bytes of an element.
 Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Megatron-Core 0.16.1, core/transformer:
-transformer_layer.py, attention.py, multi_latent_attention.py, mlp.py, moe/ (read); Transformer Engine 2, pytorch/module:
-layernorm_linear.py and linear.py, which save what they multiply in its 8 bits (known code, not re-read for this file).
+transformer_layer.py, attention.py, multi_latent_attention.py, mlp.py, moe/ (read, and its layer counted on a CPU by
+hooks); Transformer Engine 2, pytorch/module: layernorm_linear.py and linear.py, which save what they multiply in its 8
+bits (known code, not re-read for this file).
 """
 
 from __future__ import annotations
