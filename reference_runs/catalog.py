@@ -284,12 +284,7 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     if sorted(axis for axis in layout.axis_order if axis != "ep") != sorted(AXES) or layout.axis_order.count("ep") > 1:
         allowed = f"{'-'.join(AXES)} in any order"
         yield InputError("layout.rank_order", got=repr(layout.rank_order), allowed=allowed, where=where)
-    if layout.checkpoint_layers > 1 and layout.recomputation is not Recomputation.FULL:
-        got = f"every{layout.checkpoint_layers} with recompute-{layout.recomputation.value}"
-        yield InputError("layout.checkpoint_layers belongs to recompute-full", got=got, where=where)
-    if layout.recomputed_modules and layout.recomputation is not Recomputation.SELECTIVE:
-        got = layout.recomputation.value
-        yield InputError("layout.recomputed_modules belong to recompute-selective", got=got, where=where)
+    yield from _recomputation_mistakes(layout, where)
     if layout.sequence_parallel and layout.tensor_parallel > 1 and architecture.sequence % layout.tensor_parallel:
         what = "layout: sequence parallelism needs tensor_parallel to divide architecture.sequence"
         got = f"tp{layout.tensor_parallel},sp"
@@ -302,6 +297,15 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         yield from _v_mistakes(workload, where)
     elif layout.virtual_stages > 1:
         yield from _interleaving_mistakes(workload, where)
+
+
+def _recomputation_mistakes(layout: Layout, where: str) -> Iterator[InputError]:
+    if layout.checkpoint_layers > 1 and layout.recomputation is not Recomputation.FULL:
+        got = f"every{layout.checkpoint_layers} with recompute-{layout.recomputation.value}"
+        yield InputError("layout.checkpoint_layers belongs to recompute-full", got=got, where=where)
+    if layout.recomputed_modules and layout.recomputation is not Recomputation.SELECTIVE:
+        got = layout.recomputation.value
+        yield InputError("layout.recomputed_modules belong to recompute-selective", got=got, where=where)
 
 
 def _shard_mistakes(layout: Layout, where: str) -> Iterator[InputError]:

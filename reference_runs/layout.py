@@ -332,7 +332,7 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         "stage_replicas": None,
     }
     named = _with_stages(named_fields(text, where="--layout"))
-    if "recomputation" in named:
+    if named.get("recomputation", Recomputation.SELECTIVE) is not Recomputation.SELECTIVE:
         omitted["recomputed_modules"] = ()
     changes = omitted | named
     layout = msgspec.structs.replace(base, **changes)
@@ -391,7 +391,7 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
             key = _LISTS[listed.group(1)]
         elif name not in _WORDS and (modules := _modules(name)):
             key, value = "recomputation", Recomputation.SELECTIVE
-            named["recomputed_modules"] = modules
+            named["recomputed_modules"] = () if {*modules} == CORE_ATTENTION else modules
         elif name in _WORDS:
             key, value = _WORDS[name]
         elif name.startswith(_ORDER) and _is_order(name.removeprefix(_ORDER)):
@@ -414,6 +414,13 @@ def _modules(word: str) -> tuple[RecomputedModule, ...]:
     """The modules that a word recomputes, in their own order; none: it is another word."""
     parts = set(word.removeprefix(_AGAIN).split("+")) if word.startswith(_AGAIN) else set()
     return tuple(module for module in RecomputedModule if module in parts) if parts <= {*RecomputedModule} else ()
+
+
+def _recompute_word(layout: Layout, *, complete: bool) -> str:
+    """The word of what is recomputed; core_attn, which selective means by itself, where all is said."""
+    usual = layout.recomputation is Recomputation.SELECTIVE and complete
+    modules = layout.recomputed_modules or (CORE_ATTENTION if usual else ())
+    return _AGAIN + ("+".join(modules) or layout.recomputation)
 
 
 def _is_order(text: str) -> bool:
@@ -465,7 +472,7 @@ def layout_text(layout: Layout, *, complete: bool = False, base: Layout | None =
         layout.schedule.value: layout.pipeline_stages > 1 or "schedule" in said,
         stages_word("replicas", layout.stage_replicas or ()): layout.stage_replicas is not None,
         stages_word("layers", layout.stage_layer_counts or ()): layout.stage_layer_counts is not None,
-        f"{_AGAIN}{'+'.join(layout.recomputed_modules) or layout.recomputation}": True,
+        _recompute_word(layout, complete=complete or "recomputed_modules" in said): True,
         f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1 or "checkpoint_layers" in said,
         "fused": layout.fused_attention,
         "unfused": (complete or "fused_attention" in said) and not layout.fused_attention,

@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Recomputation
 from reference_runs.miniature_shape import SCALES, Scale, scaled_architecture, sequence_divisor
 from reference_runs.run import Architecture, Moments, Optimizer, ProductFormat, Recipe, ReferenceRun, Workload
 
@@ -181,8 +181,11 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     architecture, w = scaled_architecture(run.architecture, scale)
     architecture.check(f"{run.where} at scale {scale_name}")
     recipe = run.recipe
+    recorded = _recorded_layout(run)
     small_layout = msgspec.structs.replace(
-        scaled_layout(_recorded_layout(run), architecture, ranks=ranks),
+        scaled_layout(recorded, architecture, ranks=ranks),
+        recomputation=Recomputation.NONE if recorded.recomputed_modules else recorded.recomputation,
+        recomputed_modules=(),
         micro_batch=samples_of_a_micro_batch(run, scale),
         fused_attention=False,
         whole_experts=False,
@@ -263,15 +266,15 @@ def _rules(architecture: Architecture, w: int, scale: Scale) -> dict[str, str]:
         "recipe.decay": "all steps",
         "recipe.initial_loss_scale": f"at most {scale.most_loss_scale:g}: the counted steps must not be skipped",
         "recipe.init_std": f"* sqrt({w}): inverse to sqrt(hidden), as 0.0048 = sqrt(0.33 / 14336)",
-        "layout.data_parallel": LAYOUT_RULE,
-        "layout.tensor_parallel": LAYOUT_RULE,
-        "layout.pipeline_stages": LAYOUT_RULE,
+        **{f"layout.{axis}": LAYOUT_RULE for axis in ("data_parallel", "tensor_parallel", "pipeline_stages")},
         "layout.context_parallel": "1: its sequences are short",
         "layout.expert_parallel": "1: its experts fit every rank",
         "layout.shard_ranks": "all: its data-parallel ranks are few",
         "layout.stage_layer_counts": "evenly: there are fewer layers",
         "layout.virtual_stages": "as recorded where it divides the layers of several stages",
         "layout.sequence_parallel": "as recorded where there are several tensor-parallel ranks",
+        "layout.recomputation": "none where modules of layers are named",
+        "layout.recomputed_modules": "Megatron-Core's: these layers do not recompute them",
         "layout.partitioned_checkpoints": "PyTorch's checkpoints keep whole inputs",
         "layout.scatter_gather": "PyTorch's pipeline sends whole activations",
         "layout.fused_attention": "scores are stored, so that records stay comparable; `fused` in --layout asks for it",

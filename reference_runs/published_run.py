@@ -11,7 +11,7 @@ import msgspec
 from reference_runs.accelerator import accelerator, accelerator_names, name_words
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.layout import Layout, Recomputation, RecomputedModule, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import Cells, UnusableError
@@ -176,6 +176,7 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     ):
         if not recorded or cells.stated.get(column):
             layout[key] = read(column)
+    layout |= _recomputed_modules(cells)
     experts, whole = _expert_groups(cells)
     layout |= {"data_parallel": cells.count("dp") // experts, "expert_parallel": experts, "whole_experts": whole}
     if recorded:
@@ -189,6 +190,17 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
         fused_attention=cells.claim("fused_attention"),
         scatter_gather=cells.claim("scatter_gather"),
     )
+
+
+def _recomputed_modules(cells: Cells) -> dict[str, object]:
+    """Fields of a row in a table that names modules, as --recompute-modules does: where it names none, none is."""
+    if "recompute_modules" not in cells.stated or cells.stated.get("recompute"):
+        return {}
+    words = cells.stated["recompute_modules"].split()
+    if unknown := [word for word in words if word not in {*RecomputedModule}]:
+        raise UnusableError(f"recompute_modules: {unknown[0]!r} is not known; allowed: {', '.join(RecomputedModule)}")
+    kind = Recomputation.SELECTIVE if words else Recomputation.NONE
+    return {"recomputation": kind, "recomputed_modules": tuple(map(RecomputedModule, words))}
 
 
 def _expert_groups(cells: Cells) -> tuple[int, bool]:

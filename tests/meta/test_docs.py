@@ -149,7 +149,9 @@ def schema(*kinds: type[msgspec.Struct]) -> dict[str, tuple[str, bool]]:
                 bare, meta = typing.get_args(bare)[:2]
                 unit = (meta.extra or {}).get("unit", "1")
             if typing.get_origin(bare) is tuple:
-                text = "list of integers"
+                [element, *_] = typing.get_args(bare)
+                is_enum = isinstance(element, type) and issubclass(element, enum.Enum)
+                text = "list of " + (", ".join(element) if is_enum else "integers")
             elif issubclass(bare, enum.Enum):
                 text = "one of " + ", ".join(bare)
             else:

@@ -18,7 +18,7 @@ from reference_runs.run import Workload
 from reference_runs.stack import Keeping, Modules
 from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, head_of_torchtitan, kept_by_modules
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.megatron_layers import Kept, by_kind, kept_by_layer
+from suite.predict.analytic.megatron_layers import KeptBytes, by_kind, kept_by_layer
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
@@ -70,7 +70,7 @@ def score_bytes(workload: Workload) -> dict[str, int]:
     return by_kind(each for each in kept_by_layer(workload, NO_KEEPING) if CORE_ATTENTION & {*each.modules})
 
 
-def _layer_kinds(workload: Workload, keeping: Keeping, kept: Iterable[Kept]) -> dict[str, int]:
+def _layer_kinds(workload: Workload, keeping: Keeping, kept: Iterable[KeptBytes]) -> dict[str, int]:
     kinds = by_kind(kept)
     if not keeping.eager:
         return kinds

@@ -27,7 +27,7 @@ from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import format_bytes
 
 
-class Tensor:
+class RankTensor:
     """Rows and columns of a tensor, or of a rank's part where so many ranks share out its rows.
 
     Args:
@@ -45,7 +45,7 @@ class Tensor:
         return self.rows * self.columns // self.shards
 
 
-class Kept(NamedTuple):
+class KeptBytes(NamedTuple):
     """Bytes that an operator keeps.
 
     Args:
@@ -71,14 +71,14 @@ class MegatronLayer:
         self.element = WEIGHT_ELEMENT_BYTES[self.recipe.precision]
         self.t = self.layout.tensor_parallel
         self.u = self.t if self.layout.sequence_parallel else 1
-        self.kept: list[Kept] = []
-        self._known: set[tuple[Tensor, bool]] = set()
+        self.kept: list[KeptBytes] = []
+        self._known: set[tuple[RankTensor, bool]] = set()
         self._inside: tuple[RecomputedModule, ...] = ()
         self.transformer_layer(self._stream())
 
-    def _stream(self) -> Tensor:
+    def _stream(self) -> RankTensor:
         """Hidden states between the split matrices."""
-        return Tensor(self.tokens, self.architecture.hidden, shards=self.u)
+        return RankTensor(self.tokens, self.architecture.hidden, shards=self.u)
 
     @contextmanager
     def _checkpoint(self, module: RecomputedModule) -> Iterator[None]:
@@ -87,7 +87,7 @@ class MegatronLayer:
         yield
         self._inside = outside
 
-    def _keep(self, kind: str, x: Tensor, *, product: bool = False, element: int | None = None) -> None:
+    def _keep(self, kind: str, x: RankTensor, *, product: bool = False, element: int | None = None) -> None:
         """Keep a tensor that an operator reads again; a `product` reads it in the products' format if there is one.
 
         That is one orientation, whose sums are along tokens, for the weight's gradient.
@@ -102,9 +102,9 @@ class MegatronLayer:
         self._keep_bytes(kind, size, *(() if x.module is None else (x.module,)))
 
     def _keep_bytes(self, kind: str, size: int, *modules: RecomputedModule) -> None:
-        self.kept.append(Kept(kind, size, (*self._inside, *modules)))
+        self.kept.append(KeptBytes(kind, size, (*self._inside, *modules)))
 
-    def transformer_layer(self, x: Tensor) -> None:
+    def transformer_layer(self, x: RankTensor) -> None:
         """Attention and feed-forward part, each with its norm, dropout and residual sum.
 
         Norms after their part keep as much: they read the sums, or what is added to them.
@@ -117,38 +117,38 @@ class MegatronLayer:
         feed_forward(normed if a.shared_norm else self.norm(after, apart=a.experts is not None))
         self.bias_dropout_add(self._stream())
 
-    def norm(self, x: Tensor, *, apart: bool) -> Tensor:
+    def norm(self, x: RankTensor, *, apart: bool) -> RankTensor:
         """A norm of hidden states, which can be computed again where it is apart from the linear layer that reads it.
 
         Transformer Engine's are one, except before latent attention and experts.
         Source: Megatron-Core 0.16.1, core/models/gpt/gpt_layer_specs.py; transformer_layer.py, __init__.
         """
         self._keep("norm inputs", x)
-        return Tensor(x.rows, x.columns, shards=x.shards, module=RecomputedModule.LAYER_NORM if apart else None)
+        return RankTensor(x.rows, x.columns, shards=x.shards, module=RecomputedModule.LAYER_NORM if apart else None)
 
-    def bias_dropout_add(self, x: Tensor) -> None:
+    def bias_dropout_add(self, x: RankTensor) -> None:
         """Hidden dropout and the residual sum: keeps a mask of a byte an element."""
         if self.recipe.hidden_dropout > 0:
             self._keep("dropout masks", x, element=1)
 
-    def self_attention(self, x: Tensor) -> Tensor:
+    def self_attention(self, x: RankTensor) -> RankTensor:
         """Attention without its norm."""
         a = self.architecture
         self._keep("attention input", x, product=True)
-        context = Tensor(self.tokens, a.context_width // self.t)
+        context = RankTensor(self.tokens, a.context_width // self.t)
         if a.linear:
             self._gated_delta_rule(context)
             return self._stream()
-        self._core_attention(*self._queries_keys_values(), context)
+        self.core_attention(*self._queries_keys_values(), context)
         if a.attention_gate:
             self._keep("attention context", context)
-            self._keep("output gate", Tensor(context.rows, context.columns))
-            self._keep("gated context", Tensor(context.rows, context.columns), product=True)
+            self._keep("output gate", RankTensor(context.rows, context.columns))
+            self._keep("gated context", RankTensor(context.rows, context.columns), product=True)
         else:
             self._keep("attention context", context, product=True)
         return self._stream()
 
-    def _queries_keys_values(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _queries_keys_values(self) -> tuple[RankTensor, RankTensor, RankTensor]:
         """Projections of queries, keys and values, with their norms.
 
         Rotary positions replace them by their rotation. Latent attention keeps what it is compressed to, q + c
@@ -160,19 +160,19 @@ class MegatronLayer:
             module = RecomputedModule.LATENT_PROJECTION
             for rank in (a.query_rank, a.key_value_rank):
                 if rank is not None:
-                    self._keep("compressed states", Tensor(self.tokens, rank, shards=self.u))
-                    normed = Tensor(self.tokens, rank, shards=self.u, module=module)
+                    self._keep("compressed states", RankTensor(self.tokens, rank, shards=self.u))
+                    normed = RankTensor(self.tokens, rank, shards=self.u, module=module)
                     self._keep("normed compressed states", normed, product=True)
         keys = key_width(a, tensor_parallel=self.t)
-        query = Tensor(self.tokens, a.query_width // self.t, module=module)
-        key = Tensor(self.tokens, keys, module=module)
+        query = RankTensor(self.tokens, a.query_width // self.t, module=module)
+        key = RankTensor(self.tokens, keys, module=module)
         if a.query_key_norm is not QueryKeyNorm.NONE:
             for x in (query, key):
-                self._keep("query, key norm inputs", Tensor(x.rows, x.columns, module=module))
+                self._keep("query, key norm inputs", RankTensor(x.rows, x.columns, module=module))
         width = a.value_head_dim or a.head_dim
-        return query, key, Tensor(self.tokens, keys * width // a.head_dim, module=module)
+        return query, key, RankTensor(self.tokens, keys * width // a.head_dim, module=module)
 
-    def _core_attention(self, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:
+    def core_attention(self, query: RankTensor, key: RankTensor, value: RankTensor, context: RankTensor) -> None:
         """Attention proper: a fused kernel keeps its output and a log-sum-exp a row, else the scores stay.
 
         softmax output              e a s T / t
@@ -191,31 +191,31 @@ class MegatronLayer:
             self._keep("attention context", context)
         with self._checkpoint(RecomputedModule.CORE_ATTENTION):
             if layout.fused_attention:
-                self._keep("log-sum-exp", Tensor(rows, 1), element=FP32)
+                self._keep("log-sum-exp", RankTensor(rows, 1), element=FP32)
                 return
-            self._keep("softmax output", Tensor(rows, a.sequence))
+            self._keep("softmax output", RankTensor(rows, a.sequence))
             if self.recipe.attention_dropout > 0:
-                self._keep("attention dropout mask", Tensor(rows, a.sequence), element=1)
-                self._keep("attention dropout output", Tensor(rows, a.sequence))
+                self._keep("attention dropout mask", RankTensor(rows, a.sequence), element=1)
+                self._keep("attention dropout output", RankTensor(rows, a.sequence))
 
-    def _gated_delta_rule(self, context: Tensor) -> None:
-        """Linear attention, see `linear_activation_bytes`."""
+    def _gated_delta_rule(self, context: RankTensor) -> None:
+        """Linear attention, see `linear_activation_bytes`; its kernel norms queries and keys, and keeps them normed."""
         a = self.architecture
         for kind, columns in {"query": a.query_width, "key": a.query_width, "value": a.context_width}.items():
-            self._keep(kind, Tensor(self.tokens, columns // self.t))
+            self._keep(kind, RankTensor(self.tokens, columns // self.t))
         self._keep("attention context", context)
         kinds = linear_activation_bytes(a, tokens=self.tokens, element=self.element, ranks=self.t)
         for kind, size in kinds.items():
             self._keep_bytes(kind, size)
 
-    def mlp(self, x: Tensor) -> None:
+    def mlp(self, x: RankTensor) -> None:
         """A dense feed-forward part without its norm."""
         with self._checkpoint(RecomputedModule.MLP):
             self._keep("feed-forward input", x, product=True)
-            half = Tensor(self.tokens, self.architecture.ffn_hidden // self.t)
+            half = RankTensor(self.tokens, self.architecture.ffn_hidden // self.t)
             self._keep("contraction input", self.activation(half), product=True)
 
-    def activation(self, out: Tensor, *, of: str = "") -> Tensor:
+    def activation(self, out: RankTensor, *, of: str = "") -> RankTensor:
         """GELU, SwiGLU and the others, which put out `out`.
 
         activation input     as much; twice as much where gated; none for ReLU, whose backward pass reads its output;
@@ -229,13 +229,13 @@ class MegatronLayer:
         if activation is Activation.RELU:
             self._keep(f"{of}contraction input", out)
             return out
-        into = Tensor(out.rows, out.columns * (2 if activation.gated else 1), shards=out.shards)
+        into = RankTensor(out.rows, out.columns * (2 if activation.gated else 1), shards=out.shards)
         self._keep(f"{of}activation input", into, product=self.keeping.narrow_activation_inputs)
         if activation.gated and not self.keeping.fused_gate:
-            self._keep(f"{of}activated half", Tensor(out.rows, out.columns, shards=out.shards))
+            self._keep(f"{of}activated half", RankTensor(out.rows, out.columns, shards=out.shards))
         return out
 
-    def experts(self, x: Tensor) -> None:
+    def experts(self, x: RankTensor) -> None:
         """A mixture of experts: router, dispatch by all-to-all, grouped products, and shared experts.
 
             gates              4 T E / u       the router's probabilities, in fp32
@@ -252,30 +252,45 @@ class MegatronLayer:
         self._keep("feed-forward input", x)  # the router reads it, in 16 bits
         sent = dispatched_tokens(a, tokens=self.tokens)
         with self._checkpoint(RecomputedModule.EXPERTS):
-            self._keep("gates", Tensor(self.tokens, a.experts or 0, shards=self.u), element=FP32)
+            self._keep("gates", RankTensor(self.tokens, a.experts or 0, shards=self.u), element=FP32)
             rows, splits = sent * self.layout.expert_splits, self.layout.expert_splits
-            self._keep("expert input", Tensor(rows, a.hidden, shards=t), product=True)
-            out = Tensor(rows, a.expert_width // splits, shards=t, module=RecomputedModule.EXPERT_ACTIVATION)
+            self._keep("expert input", RankTensor(rows, a.hidden, shards=t), product=True)
+            out = RankTensor(rows, a.expert_width // splits, shards=t, module=RecomputedModule.EXPERT_ACTIVATION)
             self._keep("expert contraction input", self.activation(out, of="expert "), product=True)
             if self.keeping.weighs_activations:
-                self._keep("weights of rows", Tensor(rows, 1, shards=t), element=FP32)
+                self._keep("weights of rows", RankTensor(rows, 1, shards=t), element=FP32)
             else:
-                self._keep("expert output", Tensor(sent, a.hidden, shards=self.u))
+                self._keep("expert output", RankTensor(sent, a.hidden, shards=self.u))
             if a.shared_experts:
                 self._keep("feed-forward input", x, product=True)
-                half = Tensor(self.tokens, a.shared_experts * a.expert_width // t)
+                half = RankTensor(self.tokens, a.shared_experts * a.expert_width // t)
                 half = self.activation(half, of="shared expert ")
                 self._keep("shared expert contraction input", half, product=True)
             if a.shared_gate:
-                self._keep("shared expert output", Tensor(self.tokens, a.hidden + 1, shards=self.u))
+                self._keep("shared expert output", RankTensor(self.tokens, a.hidden + 1, shards=self.u))
 
 
-def kept_by_layer(workload: Workload, keeping: Keeping) -> tuple[Kept, ...]:
-    """What the operators of one layer keep for the backward pass of a micro-batch on one rank, in their order."""
+def kept_by_layer(workload: Workload, keeping: Keeping) -> tuple[KeptBytes, ...]:
+    """Bytes that the operators of one layer keep for the backward pass of a micro-batch on one rank, in their order.
+
+        norm inputs          2 e T h / u   one of them where both norms read the same input: parallel residual
+        attention input      e T h / u
+        query                e T a d / t
+        key, value           e T k d / t each; e T d where there are fewer key-value heads than ranks
+        compressed states    twice e T (q + c) / u, latent attention alone
+        scores               see `MegatronLayer.core_attention`
+        attention context    e T a d / t   the projection's input
+        dropout masks        2 T h / u     with hidden dropout only
+        feed-forward input   e T h / u     none where both branches share their norm
+        activation input     e T f / t     twice that where gated, see `MegatronLayer.activation`
+        contraction input    e T f / t     of experts see `MegatronLayer.experts`
+
+    In a format of 8 or 4 bits where a product alone reads it.
+    """
     return tuple(MegatronLayer(workload, keeping).kept)
 
 
-def by_kind(kept: Iterable[Kept]) -> dict[str, int]:
+def by_kind(kept: Iterable[KeptBytes]) -> dict[str, int]:
     """Bytes by kind."""
     kinds: dict[str, int] = {}
     for each in kept:

@@ -12,13 +12,13 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.collective_time import all_reduce_seconds, group, ring_pass_seconds, tree_depth
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.gemm import arithmetic_intensity, gemm_seconds
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.megatron_layers import kept_by_layer
 from suite.predict.analytic.memory import state_bytes
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction, micro_batches_in_flight, waits_of_a_pass
@@ -40,7 +40,7 @@ from suite.report.explore.view import View
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any] | type, ...]] = {
     Quantity.PARAMETERS: (parameter_counts,),
-    Quantity.PEAK_BYTES: (stage_memory, state_bytes, layer_activation_bytes, micro_batches_in_flight, buffer_bytes),
+    Quantity.PEAK_BYTES: (stage_memory, state_bytes, kept_by_layer, micro_batches_in_flight, buffer_bytes),
     Quantity.STEP_SECONDS: (step_time, StepTime, exposed_data_parallel_seconds),
     Quantity.TOKENS_PER_SECOND: (tokens_per_second,),
     Quantity.MFU: (utilization, model_flop, conventional_flop),

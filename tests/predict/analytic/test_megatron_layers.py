@@ -119,12 +119,16 @@ def test_words_of_modules_are_read_back_in_their_own_order(modules: set[Recomput
     word = "recompute-" + "+".join(sorted(modules))
     layout = parse_layout(f"dp2,{word}", base=Layout())
     assert layout.recomputed == modules
-    assert layout.recomputed_modules == tuple(module for module in RecomputedModule if module in modules)
+    alone = modules == {RecomputedModule.CORE_ATTENTION}  # what selective means by itself
+    assert layout.recomputed_modules == (() if alone else tuple(each for each in RecomputedModule if each in modules))
     assert parse_layout(layout_text(layout), base=Layout()) == layout
+    other = parse_layout("recompute-moe_act+mlp", base=Layout())
+    assert parse_layout(layout_text(layout, complete=True), base=other) == layout
+    assert parse_layout(layout_text(layout, base=other), base=other) == layout
+    assert parse_layout("recompute-selective", base=other).recomputed == other.recomputed
     assert parse_layout("recompute-full", base=layout).recomputed_modules == ()
-    broken = msgspec.structs.replace(layout, recomputation=Recomputation.FULL)
-    where = "RUN"
-    assert any("recompute-selective" in str(each) for each in layout_mistakes(LLAMA._replace(layout=broken), where))
+    broken = msgspec.structs.replace(other, recomputation=Recomputation.FULL)
+    assert any("recompute-selective" in str(each) for each in layout_mistakes(LLAMA._replace(layout=broken), "RUN"))
 
 
 def test_modules_repeat_their_products() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment
+from reference_runs.layout import Layout, Offload, Recomputation, RecomputedModule, Schedule, StageAssignment
 from reference_runs.run import (
     LearningRateDecay,
     Moments,
@@ -83,6 +83,7 @@ OTHER_LAYOUT: dict[str, Any] = {
     "offload": Offload.STATE,
     "stage_layer_counts": (7, 9, 8, 8),
     "stage_replicas": (2, 2, 2, 1),
+    "recomputed_modules": (RecomputedModule.MLP,),
 }
 IMPLIED = {"accumulation"}  # by the batch, the replicas and the micro-batch
 BASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -136,7 +137,8 @@ def changed(export: str, field: str) -> ExportedJob:
     value = OTHER_LAYOUT[field]
     if value is None:  # of two values, the other one; of ZeRO stages, none
         value = 0 if field == "zero_stage" else not getattr(own, field)
-    more = {"virtual_stages": 2} if field == "schedule" else {}
+    more: dict[str, Any] = {"virtual_stages": 2} if field == "schedule" else {}
+    more |= {"recomputation": Recomputation.SELECTIVE} if field == "recomputed_modules" else {}
     return job_of(export, {}, {field: value, **more})
 
 
