@@ -9,6 +9,7 @@ import gc
 import json
 import sys
 from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 import torch
@@ -57,13 +58,14 @@ def executed_peak(job: TraceJob) -> int:
     return peak.bytes
 
 
-def _in_four_bits(layer: nn.Linear) -> nn.Module:
+def _in_four_bits(layer: Any) -> nn.Module:
     """The layer by bitsandbytes' own classes."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    size = layer.in_features, layer.out_features
-    packed = Linear4bit(*size, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
     weight = layer.weight.detach()
+    weight = weight if isinstance(layer, nn.Linear) else weight.t().contiguous()  # transformers' Conv1D
+    rows, columns = weight.shape
+    packed = Linear4bit(columns, rows, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
     packed.weight = Params4bit(weight, requires_grad=False, quant_type="nf4", module=packed).to(weight.device)
     packed.bias = layer.bias
     return packed

@@ -26,9 +26,11 @@ TYPES: dict[str, dict[str, Any]] = {
     "gemma2": GATED | {"head_dim": 64, "sliding_window": 128},
     "olmo2": GATED,
     "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 2000, "n_positions": 256},
+    "gpt2-1024": {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 500, "n_positions": 1024},
     "bloom": {"hidden_size": 256, "n_layer": 4, "n_head": 4, "vocab_size": 2000},
     "gpt_neox": SIZES | {"intermediate_size": 1024, "max_position_embeddings": 256},
 }
+TYPES["gpt2-1024-no-dropout"] = TYPES["gpt2-1024"] | {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 OWN = "a module of its own"
 ASKED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -49,12 +51,20 @@ IN_BITS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"adapters": Adapters(rank=8, quantised=True), "number_format": NumberFormat.BF16_PURE}),
     (OWN, {"adapters": Adapters(rank=8), "number_format": NumberFormat.BF16}),
 ]
+LONG = {"adapters": Adapters(rank=8), "micro_batch": 1, "sequence": 1024}
+DROPPED: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2-1024", LONG | {"number_format": NumberFormat.BF16_PURE}),
+    ("gpt2-1024", LONG | {"number_format": NumberFormat.BF16}),
+    ("gpt2-1024", LONG | {"adapters": Adapters(rank=8, quantised=True), "number_format": NumberFormat.BF16_PURE}),
+    ("gpt2-1024-no-dropout", LONG | {"number_format": NumberFormat.BF16_PURE}),
+    ("gpt2-1024-no-dropout", LONG | {"number_format": NumberFormat.BF16}),
+]
 
 
-@pytest.mark.parametrize("asked", [ASKED, IN_BITS], ids=["all weights", "peft and bitsandbytes"])
+@pytest.mark.parametrize("asked", [ASKED, IN_BITS, DROPPED], ids=["all weights", "peft and bitsandbytes", "dropout"])
 def test_the_peak_is_the_allocators(asked: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
     for kind, values in TYPES.items():
-        (tmp_path / f"{kind}.json").write_text(json.dumps({"model_type": kind} | values))
+        (tmp_path / f"{kind}.json").write_text(json.dumps({"model_type": kind.partition("-")[0]} | values))
     jobs = []
     for kind, options in asked:
         path = str(tmp_path / f"{kind}.json")
