@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from reference_runs.catalog import reference_run
 from reference_runs.hugging_face.families import imported
@@ -23,6 +25,16 @@ SIZES |= {"max_position_embeddings": 4096, "tie_word_embeddings": False}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "llama": SIZES | {"num_key_value_heads": 4, "intermediate_size": 3584},
     "qwen3": SIZES | {"num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 3072},
+}
+CONFIGURATIONS["mixtral"] = CONFIGURATIONS["llama"] | {"num_local_experts": 8, "num_experts_per_tok": 2}
+# As published, with few layers: those that peft's table of names has, and two that it has not
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_hidden_layers": 2},
+    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [], "decoder_sparse_step": 1},
+    "qwen3_next": {"num_hidden_layers": 4, "mlp_only_layers": [], "decoder_sparse_step": 1},
+    "deepseek_v3": {"num_hidden_layers": 4, "first_k_dense_replace": 3},
+    "qwen2_moe": {"num_hidden_layers": 2, "mlp_only_layers": [], "decoder_sparse_step": 1},
+    "gpt_oss": {"num_hidden_layers": 2},
 }
 LAYOUTS = [(1, Sharding.REPLICATED), (8, Sharding.RESHARDED)]
 
@@ -56,4 +68,22 @@ def test_the_formula_of_adapters_agrees_with_the_trace(tmp_path: Path) -> None:
         is_near = memory.peak == pytest.approx(trace.peak_bytes, rel=0.01)
         if trace.parameters.trainable != parameters or not is_near:
             wrong[case] = trace.parameters.trainable, parameters, trace.peak_bytes, memory.peak
+    assert wrong == {}
+
+
+def test_mixtures_have_the_adapters_that_peft_gives_them(tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    wrong = {}
+    for kind, values in MIXTURES.items():
+        configuration = transformers.AutoConfig.for_model(kind, tie_word_embeddings=False, **values)
+        path = tmp_path / f"{kind}.json"
+        path.write_text(configuration.to_json_string(use_diff=False))
+        found = adapter_parameters(imported(path, sequence=SEQUENCE).architecture, rank=RANK)
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = transformers.AutoModelForCausalLM.from_config(configuration)
+            adapted = peft.get_peft_model(module, peft.LoraConfig(r=RANK, target_modules="all-linear"))
+        trained = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+        if found != trained:
+            wrong[kind] = found, trained
     assert wrong == {}

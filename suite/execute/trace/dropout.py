@@ -1,4 +1,4 @@
-"""Dropout as a GPU computes it, on tensors that PyTorch takes for those of a CPU."""
+"""Dropout and attention as a GPU computes them, on tensors that PyTorch takes for those of a CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.nn import functional
 
 @contextmanager
 def dropout_of_gpus() -> Iterator[None]:
-    """Within this dropout is one operator that keeps a byte an element, and attention with dropout is fused.
+    """Within this dropout is one operator that keeps a byte an element, and attention is fused with dropout, and where
+    values are narrower than keys (DeepSeek's).
 
-    On a CPU dropout keeps its factors in the input's dtype, and no fused attention has dropout, so that scores are
+    On a CPU dropout keeps its factors in the input's dtype, and no fused attention has either, so that scores are
     stored. Source: aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable; transformers/sdp_utils_cpp.cpp,
-    check_for_dropout.
+    check_for_dropout and check_head_dim_size_cpp; transformers/cuda/sdp_utils.cpp, check_head_dim_size_mem_efficient.
     """
     fused, of_cpu = functional.scaled_dot_product_attention, functional.dropout
 
@@ -31,6 +32,11 @@ def dropout_of_gpus() -> Iterator[None]:
         is_causal: bool = False,
         **options: Any,
     ) -> Tensor:
+        if attn_mask is None and query.shape[-1] != value.shape[-1] and not options.get("enable_gqa"):
+            is_trained = any(each.requires_grad for each in (query, key, value))
+            efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+            found: Tensor = efficient(query, key, value, None, is_trained, 0.0, is_causal, scale=options.get("scale"))[0]
+            return found
         return fused(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **options)
 
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -22,6 +22,7 @@ from suite.predict.analytic.weight_formats import (
     WeightFormat,
     WeightParts,
     matrices_bytes,
+    scale_bytes,
     weight_parts,
 )
 
@@ -29,7 +30,7 @@ FP32 = 4
 ADAPTER_STATE = 4  # weight, gradient, and both moments
 _EAGER = Keeping(Modules.EAGER, Weights32.NEVER)
 GAINED = "norm outputs before gain"  # which a frozen gain does not need
-_READ_BY_EXPERTS = ("expert input", "expert contraction input")  # which have no adapters
+_READ_BY_EXPERTS = ("expert input", "expert contraction input")  # which only adapters' gradients need
 _READ_BY_PRODUCTS = ("attention input", "feed-forward input", "contraction input")
 
 
@@ -44,6 +45,7 @@ class AdaptedMemory(NamedTuple):
         unpacked: what the largest matrix takes in 16 bits, where it is stored in 4, beyond a copy that is gone by then.
         kept: inputs of the layers, which are computed again.
         layer: what one layer keeps while its backward pass begins, with what is on its way.
+        coming: gradients of that layer's adapters, which there are not yet.
         loss: logits and what the loss makes of them.
     """
 
@@ -54,56 +56,84 @@ class AdaptedMemory(NamedTuple):
     unpacked: int
     kept: int
     layer: int
+    coming: int
     loss: int
 
     @property
     def peak(self) -> int:
         """Bytes at the fullest moment.
 
-        At the loss and in the last layer's backward pass there are no gradients yet; in the first layer's there are all
-        of them, and no other layer's input; the update needs as much as the gradients for a moment. The next layer's
-        weights are gathered ahead.
+        At the loss and in the last layer's backward pass there are no gradients yet; in the first layer's there are
+        those of all others, and no other layer's input; the update needs as much as the gradients for a moment. The
+        next layer's weights are gathered ahead.
         """
         state = self.base + self.adapters
         gradients = self.adapters // ADAPTER_STATE
         passes = state + self.outside + self.unit
         backward = passes + self.unit + self.unpacked + self.layer
-        return max(
-            passes - gradients + self.kept + self.loss, backward - gradients + self.kept, backward, state + gradients
-        )
+        last, first = backward - gradients + self.kept, backward - self.coming
+        return max(passes - gradients + self.kept + self.loss, last, first, state + gradients)
 
 
-def adapted_projections(architecture: Architecture) -> list[Matrices]:
-    """The matrices of one layer that get an adapter: every linear layer but experts and routers, as modules have them.
+class AdaptedMatrices(NamedTuple):
+    """Matrices of one layer that get an adapter.
 
-    Query, key and value are three, and so are gate, up and contraction of a gated feed-forward part.
+    Args:
+        ranks: of the rank that was asked for: 2 of gate and up of experts, which are one.
+        merged: whether the module multiplies by a copy of its weights to which the adapter is added, as it does where
+            it is no linear layer: a router's, or stacked experts.
     """
-    a, found = architecture, []
-    for tensor in layer_tensors(a):
-        _, _, part = tensor.name.removesuffix(".weight").rpartition(".")
-        if not tensor.matrix or ".experts." in tensor.name or part in ("router", "shared_gate", "convolution"):
-            continue
+
+    matrices: Matrices
+    ranks: int = 1
+    merged: bool = False
+
+    def parameters(self, rank: int) -> int:
+        """Parameters of the adapters: r (m + n) for each matrix of m rows and n columns."""
+        return self.matrices.number * self.ranks * rank * (self.matrices.rows + self.matrices.columns)
+
+
+def adapted_matrices(architecture: Architecture, kind: Architecture) -> list[AdaptedMatrices]:
+    """The matrices of one layer of a kind of the architecture's that get an adapter, as modules of transformers 5 have
+    them, where all linear layers are targeted.
+
+    Query, key and value are three, and so are gate, up and contraction of a gated feed-forward part. In mixtures peft
+    takes the names of linear layers for those of stacked experts: experts and routers have adapters, shared experts and
+    the feed-forward part of dense layers have none. It does not know gpt-oss, whose experts have biases, nor Qwen2-MoE,
+    whose shared expert has a gate beside ordinary attention: their linear layers alone have some.
+
+    Source: peft 0.21, utils/transformers_weight_conversion.py, _MOE_TARGET_MODULE_MAPPING and _MOE_FUSED_TARGETS.
+    """
+    a = architecture
+    stacked = a.experts is not None and not a.expert_bias and not (a.shared_gate and a.linear_heads is None)
+    found: list[AdaptedMatrices] = []
+    for tensor in layer_tensors(kind):
+        owner, _, part = tensor.name.removesuffix(".weight").rpartition(".")
         columns = tensor.elements // tensor.rows
-        if part == "query_key_value":
-            queries = a.query_width * (1 + a.attention_gate)
+        gates = 1 + (part == "expansion" and kind.activation.gated)
+        if not tensor.matrix or part in ("convolution", "bias"):
+            continue
+        if owner.endswith(".experts") or part == "router":
+            number = (kind.experts or 1) if part != "router" else 1
+            found += stacked * [AdaptedMatrices(Matrices(tensor.rows // number, columns, number), gates, merged=True)]
+        elif part == "query_key_value":
+            queries = kind.query_width * (1 + kind.attention_gate)
             keys = (tensor.rows - queries) // 2
-            found += [Matrices(queries, columns), Matrices(keys, columns, 2)]
-        elif part == "expansion" and a.activation.gated:
-            found.append(Matrices(tensor.rows // 2, columns, 2))
-        else:
-            found.append(Matrices(tensor.rows, columns))
+            found += [AdaptedMatrices(Matrices(queries, columns)), AdaptedMatrices(Matrices(keys, columns, 2))]
+        elif part not in ("expansion", "contraction") or not stacked:
+            found.append(AdaptedMatrices(Matrices(tensor.rows // gates, columns, gates)))
     return found
 
 
 def adapter_parameters(architecture: Architecture, *, rank: int) -> int:
-    """Parameters of all adapters: r (m + n) for each matrix of m rows and n columns.
+    """Parameters of all adapters.
 
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. On every linear layer of LLaMA-2 7B with r = 16: 39,976,960.
     """
     return sum(
-        layers * each.number * rank * (each.rows + each.columns)
+        layers * each.parameters(rank)
         for kind, layers in layer_kinds(architecture)
-        for each in adapted_projections(kind)
+        for each in adapted_matrices(architecture, kind)
     )
 
 
@@ -112,28 +142,91 @@ def adapted_memory(
 ) -> AdaptedMemory:
     """Memory of a step of one sequence on one of `ranks` ranks, with AdamW and every layer computed again.
 
-        base        `WeightParts.bytes` of the format, over n
+        base        matrices of linear layers in the format, the others with stacked experts in 16 bits, over n; scales,
+                    which are no parameters to FSDP, on every rank
         adapters    4 b A / n        A parameters of b bytes: 4 on one rank (peft), 2 where FSDP shards them, which
                                      wants one dtype of a unit
         kept        L e T h
-        layer       what its operators keep, `layer_activation_bytes` of eager modules without results before a norm's
-                    gain and what experts read; b r T for each adapter. With b = e adapters read what products read;
-                    else each has an fp32 copy of it, b T for every column, and frozen products keep nothing. On their
-                    way, of the last adapter: T h (2 e + 2 b) and, with copies, e T f; and gradients, 2 b T h
+        layer       `_layer_moment`
         unpacked    e m n of the largest matrix; with copies less b T f: the adapter's backward pass comes first and
-                    lets its copy go
+                    lets its copy go; none in a layer whose fullest moment is in its experts
         loss        `head_activation_bytes` of eager modules: the logits in 16 bits twice, in fp32 twice; without e T h
                     that the frozen head would read, and e T h of an RMSNorm before its frozen gain
 
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.2 (no gradients or moments of frozen weights); Dettmers et al.
     2023, arXiv 2305.14314, sections 2 and 3; order of operators as in peft, tuners/lora/layer.py, Linear.forward.
-    Beside peft's and bitsandbytes's modules executed without memory (2026-11-29, r = 16, n = 1 and 8): LoRA of LLaMA-2
-    7B at 4,096 tokens and Llama 3.1 8B at 2,048 within 0.1 %; QLoRA of the former 0.03 % below, with n = 8 2.3 % below.
     """
     sharded = ranks > 1
     element = ELEMENT_BYTES if sharded else FP32
+    recipe = _without_dropout(recipe)
     layout = Layout(micro_batch=1, recomputation=Recomputation.FULL, fused_attention=True)
-    recipe = msgspec.structs.replace(
+    layer = coming = kept = unit = unpacked = 0
+    for kind, layers in layer_kinds(architecture):
+        work, adapted = Workload(kind, recipe, layout), adapted_matrices(architecture, kind)
+        moment, copy = _layer_moment(work, adapted, rank=rank, element=element)
+        trained = sum(each.parameters(rank) for each in adapted)
+        layer, coming = max((layer, coming), (moment, element * trained // ranks))
+        kept += layers * checkpoint_bytes(work)
+        parts = weight_parts(msgspec.structs.replace(kind, layers=1, dense_layers=0))
+        if base is WeightFormat.NF4 and not any(each.merged for each in adapted):
+            largest = max(each.matrices.rows * each.matrices.columns for each in adapted)
+            unpacked = max(unpacked, ELEMENT_BYTES * largest - copy)
+        packed, scales = _linear_bytes(parts, base)
+        unit = max(unit, packed - scales + ELEMENT_BYTES * (parts.others + trained))
+    parts = weight_parts(architecture)
+    packed, scales = _linear_bytes(parts, base)
+    adapters = ADAPTER_STATE * element * adapter_parameters(architecture, rank=rank)
+    after = head_activation_bytes(Workload(architecture, recipe, layout), _EAGER)
+    unread = ELEMENT_BYTES * architecture.sequence * architecture.hidden  # of a norm before its gain
+    return AdaptedMemory(
+        base=ceil_division(packed - scales + parts.whole_bytes, ranks) + scales,
+        adapters=ceil_division(adapters, ranks),
+        outside=ELEMENT_BYTES * parts.tables if sharded else 0,
+        unit=unit if sharded else 0,
+        unpacked=unpacked,
+        kept=kept,
+        layer=layer,
+        coming=coming,
+        loss=sum(after.values()) - after["head input"] - unread * architecture.norm.root_mean_square,
+    )
+
+
+def _layer_moment(work: Workload, adapted: list[AdaptedMatrices], *, rank: int, element: int) -> tuple[int, int]:
+    """Bytes of one layer at its fullest moment, and those of a copy that is gone when a matrix is unpacked.
+
+    What its operators keep, `layer_activation_bytes` of eager modules without results before a norm's gain; b r T for
+    each adapter of a linear layer. With b = e adapters read what products read; else each has an fp32 copy of it, b T
+    for every column, and frozen products keep nothing. On their way, of the last linear layer's adapter: T h (2 e +
+    2 b) and, with copies, e T f; and gradients, 2 b T h.
+
+    With merged adapters it is the backward pass of the experts' contraction: e E (g + 1) f h of merged weights, e E f h
+    of the gradient of its own, the adapters' copies in 16 bits, and on their way the gradients of T k rows of h and f,
+    and of T h. Outputs of experts are gone by then. Experts without adapters do not keep what they read.
+    """
+    kind = work.architecture
+    tokens, copied = kind.sequence, element > ELEMENT_BYTES
+    kinds = layer_activation_bytes(work, _EAGER)
+    merged = [each for each in adapted if each.merged]
+    linear = [each.matrices for each in adapted if not each.merged]
+    columns = sum(each.number * (rank + copied * each.columns) for each in linear)
+    hidden, read = tokens * kind.hidden, copied * kinds.get("contraction input", 0)
+    unneeded = {GAINED, *(_READ_BY_PRODUCTS if copied else ())}
+    if merged:
+        unneeded = (unneeded | {"expert output"}) - {"feed-forward input"}  # which the router reads
+        passing = ELEMENT_BYTES * hidden + sum(kinds[name] for name in _READ_BY_EXPERTS)
+        contraction = merged[-1].matrices.elements
+        weights = sum(each.matrices.elements for each in merged) + contraction
+        weights += copied * sum(each.parameters(rank) for each in merged)
+        passing += ELEMENT_BYTES * weights
+    else:
+        unneeded |= set(_READ_BY_EXPERTS)
+        passing = hidden * (2 * ELEMENT_BYTES + 4 * element) + read
+    held = sum(size for name, size in kinds.items() if name not in unneeded)
+    return held + element * tokens * columns + passing, FP32 // ELEMENT_BYTES * read
+
+
+def _without_dropout(recipe: Recipe) -> Recipe:
+    return msgspec.structs.replace(
         recipe,
         precision=Precision.BF16_PURE,
         embedding_dropout=0.0,
@@ -141,40 +234,9 @@ def adapted_memory(
         attention_dropout=0.0,
         product_format=ProductFormat.NONE,
     )
-    parts = weight_parts(architecture)
-    tokens = architecture.sequence
-    layer = kept = largest = unit = copy = 0
-    unneeded = (GAINED, *_READ_BY_EXPERTS, *(() if sharded else _READ_BY_PRODUCTS))
-    for kind, layers in layer_kinds(architecture):
-        work = Workload(kind, recipe, layout)
-        projections = adapted_projections(kind)
-        kinds = layer_activation_bytes(work, _EAGER)
-        held = sum(size for name, size in kinds.items() if name not in unneeded)
-        columns = sum(each.number * (rank if sharded else rank + each.columns) for each in projections)
-        passing = tokens * kind.hidden * (2 * ELEMENT_BYTES + 4 * element)
-        read = 0 if sharded else kinds.get("contraction input", 0)
-        passing += read
-        copy = max(copy, FP32 // ELEMENT_BYTES * read)
-        layer = max(layer, held + element * tokens * columns + passing)
-        kept += layers * checkpoint_bytes(work)
-        largest = max(largest, *(each.rows * each.columns for each in projections))
-        one = msgspec.structs.replace(kind, layers=1, dense_layers=0)
-        unit = max(unit, _linear_bytes(weight_parts(one), base))
-    adapters = ADAPTER_STATE * element * adapter_parameters(architecture, rank=rank)
-    after = head_activation_bytes(Workload(architecture, recipe, layout), _EAGER)
-    unread = ELEMENT_BYTES * tokens * architecture.hidden  # of a norm before its gain
-    loss = sum(after.values()) - after["head input"] - unread * architecture.norm.root_mean_square
-    return AdaptedMemory(
-        base=ceil_division(parts.bytes(base), ranks),
-        adapters=ceil_division(adapters, ranks),
-        outside=parts.whole_bytes if sharded else 0,
-        unit=unit if sharded else 0,
-        unpacked=max(0, ELEMENT_BYTES * largest - copy) if base is WeightFormat.NF4 else 0,
-        kept=kept,
-        layer=layer,
-        loss=loss,
-    )
 
 
-def _linear_bytes(parts: WeightParts, base: WeightFormat) -> int:
-    return sum(matrices_bytes(base, each) for each in parts.linear)
+def _linear_bytes(parts: WeightParts, base: WeightFormat) -> tuple[int, int]:
+    """Bytes of the matrices, and those of their scales among them. Software packs linear layers, no stacked experts."""
+    formats = [(WeightFormat.BF16 if each.stacked else base, each) for each in parts.linear]
+    return sum(matrices_bytes(*each) for each in formats), sum(scale_bytes(*each) for each in formats)

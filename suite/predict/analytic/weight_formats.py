@@ -42,11 +42,16 @@ SERVED = (WeightFormat.BF16, WeightFormat.FP8, WeightFormat.INT8, WeightFormat.I
 
 
 class Matrices(NamedTuple):
-    """So many equal matrices, each [rows, columns]: outputs by inputs."""
+    """So many equal matrices, each [rows, columns]: outputs by inputs.
+
+    Args:
+        stacked: whether they are the experts of mixtures.
+    """
 
     rows: int
     columns: int
     number: int = 1
+    stacked: bool = False
 
     @property
     def elements(self) -> int:
@@ -96,15 +101,28 @@ def matrices_bytes(weight_format: WeightFormat, matrices: Matrices) -> int:
     scales an element (bitsandbytes keeps tables of 1 KiB a matrix besides). GPTQ and AWQ pack zero points in 4 bits:
     2.5 bytes a group in place of int4's 4.
     """
-    rows, columns, number = matrices
-    elements = rows * columns
-    scales = ceil_division(elements, NF4_BLOCK)
+    elements = matrices.rows * matrices.columns
+    packed = ceil_division(elements, 2)
     each = {
         WeightFormat.BF16: ELEMENT_BYTES * elements,
-        WeightFormat.FP8: elements + 4 * rows,
-        WeightFormat.INT8: elements + 5 * rows,
-        WeightFormat.INT4: ceil_division(elements, 2) + 4 * rows * ceil_division(columns, GROUP),
-        WeightFormat.NF4: ceil_division(elements, 2) + scales + 4 * ceil_division(scales, NF4_SUPERBLOCK) + 4,
+        WeightFormat.FP8: elements,
+        WeightFormat.INT8: elements,
+        WeightFormat.INT4: packed,
+        WeightFormat.NF4: packed,
+    }
+    return matrices.number * each[weight_format] + scale_bytes(weight_format, matrices)
+
+
+def scale_bytes(weight_format: WeightFormat, matrices: Matrices) -> int:
+    """Bytes of the scales among `matrices_bytes`."""
+    rows, columns, number, _ = matrices
+    scales = ceil_division(rows * columns, NF4_BLOCK)
+    each = {
+        WeightFormat.BF16: 0,
+        WeightFormat.FP8: 4 * rows,
+        WeightFormat.INT8: 5 * rows,
+        WeightFormat.INT4: 4 * rows * ceil_division(columns, GROUP),
+        WeightFormat.NF4: scales + 4 * ceil_division(scales, NF4_SUPERBLOCK) + 4,
     }
     return number * each[weight_format]
 
@@ -134,5 +152,6 @@ def weight_parts(architecture: Architecture, *, tensor_parallel: int = 1) -> Wei
 
 def _split(name: str, rows: int, columns: int, layers: int, architecture: Architecture) -> Iterator[Matrices]:
     """The matrices of a tensor of one layer, times the layers: experts are stored one after the other."""
-    experts = (architecture.experts or 1) if name.startswith("feed_forward.experts.") else 1
-    yield Matrices(rows // experts, columns, layers * experts)
+    stacked = name.startswith("feed_forward.experts.")
+    experts = (architecture.experts or 1) if stacked else 1
+    yield Matrices(rows // experts, columns, layers * experts, stacked)

@@ -72,5 +72,5 @@ def _print_terms(out: Console, answer: Tiers) -> None:
     each = f"one sequence of {answer.context:,} tokens on each card, every layer computed again"
     print_folded(out, f"train: AdamW, {each}; {NODE} cards by FSDP")
     print_folded(out, "train bf16: 8 bytes a parameter; mixed: 16, with fp32 weights; fits as `fit` says it")
-    adapters = f"adapters of rank {ADAPTER_RANK} on every linear layer but experts"
-    print_folded(out, f"LoRA: {adapters}; QLoRA: beside weights in NF4, experts too")
+    adapters = f"adapters of rank {ADAPTER_RANK} on all linear layers, as peft 0.21 finds them"
+    print_folded(out, f"LoRA: {adapters}; QLoRA: beside these in NF4, and stacked experts in 16 bits")

@@ -1,4 +1,4 @@
-"""Dropout of a trace: what CUDA's kernels keep of it, and what a CPU's do."""
+"""Dropout and attention of a trace: what CUDA's kernels keep, and what a CPU's do."""
 
 from __future__ import annotations
 
@@ -40,3 +40,20 @@ def test_a_gpu_keeps_a_byte_an_element_and_no_scores(tmp_path: Path) -> None:
     fused = [sum(each.calls for each in t.operators if each.kind is OperatorKind.ATTENTION) for t in (gpu, cpu)]
     assert fused == [2 * LAYERS, 0]
     assert gpu_without.peak_bytes == cpu_without.peak_bytes
+
+
+def test_values_narrower_than_keys_are_attended_to_without_scores(tmp_path: Path) -> None:
+    latent = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": 100}
+    sizes |= {"num_key_value_heads": HEADS, "intermediate_size": 96, "first_k_dense_replace": LAYERS}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "deepseek_v3", "max_position_embeddings": 4096} | sizes | latent))
+    options = {"number_format": NumberFormat.BF16_PURE, "sequence": 1024}
+    jobs = [TraceJob(source=ModelSource(configuration=str(path)), on_cpu=cpu, **options) for cpu in (False, True)]
+    gpu, cpu = traced(jobs)
+    scores = LAYERS * HEADS * 1024**2
+    assert kept(cpu, "self_attn") > 4 * scores > kept(gpu, "self_attn")
+    fused = [sum(each.calls for each in t.operators if each.kind is OperatorKind.ATTENTION) for t in (gpu, cpu)]
+    assert fused == [2 * LAYERS, 0]
+    # the output has the values' width, the gradients of queries the keys'
+    assert {each.sizes[2][-1] for each in gpu.operators if "efficient_attention" in each.operator} == {32, 48}
