@@ -11,7 +11,7 @@ import typer
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.commands.traced_model import check_absent, no_formula, required_source
-from suite.commands.traced_options import TracedOptions, asks_trace
+from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
 from suite.commands.training_options import asks_edition
 from suite.job.trace_job import OptimizerKernel
 from suite.machine.packages import require
@@ -66,7 +66,7 @@ def explore_command(
     if reasons:
         _serve_traced(named, tracing, reasons[next(iter(reasons))], static, (host, port, allow_host or []))
         return
-    check_absent(tracing.given, what="is of models that are traced")
+    check_absent(tracing.given, what=OF_TRACED)
     for run in named:
         if run in miniatures():
             raise InputError("is for recorded runs and run files", got=f"the miniature {run}", meant=miniatures()[run])

@@ -15,7 +15,7 @@ from suite.commands.planned_run import AskedQuestion, asked_question, found_entr
 from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
 from suite.commands.traced_fit import fit_model
 from suite.commands.traced_model import check_absent, no_formula
-from suite.commands.traced_options import TracedOptions, asks_trace
+from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
 from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
@@ -84,7 +84,7 @@ def fit_command(
         check_absent(of_runs, what="is of runs")
         fit_model(run, asked, tracing, reason=reason, as_json=json)
         return
-    check_absent(tracing.given, what="is of models that are traced")
+    check_absent(tracing.given, what=OF_TRACED)
     found = asked_question(run, asked)
     with seconds_reported("searching layouts", console(stderr=True)):
         answer = fit(every_switch(found.question) if any_software else found.question)

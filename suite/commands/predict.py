@@ -16,7 +16,7 @@ from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.predicted_text import StackEffects, print_prediction
 from suite.commands.traced_model import check_absent, no_formula, predict_model
-from suite.commands.traced_options import TracedOptions, asks_trace
+from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
 from suite.commands.training_options import (
     LAYOUT_PANEL,
     MACHINE_PANEL,
@@ -122,7 +122,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
     if traced:
         check_absent(of_runs, what="is of runs")
     else:
-        check_absent(tracing.given, what="is of models that are traced")
+        check_absent(tracing.given, what=OF_TRACED)
     exceeded = False
     for name in traced:
         model = predict_model(

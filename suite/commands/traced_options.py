@@ -14,6 +14,7 @@ from suite.commands.options import with_parameters
 from suite.job.trace_job import Adapters, OptimizerKernel
 
 TRACE_PANEL = "A model that is traced"
+OF_TRACED = "is of models that are traced: a config.json, or FILE.py:FUNCTION"
 MOST_RANK = 2**16  # as wide as the widest layers
 
 Optimizer = Annotated[

@@ -12,6 +12,7 @@ import pytest
 from reference_runs.accelerator import ACCELERATORS, accelerator
 from suite.commands.json_schemas import schema
 from suite.commands.traced_fit import layouts
+from suite.commands.traced_options import OF_TRACED
 from suite.job.trace_layout import trace_layout
 from suite.predict.analytic.memory_uncertainty import PeakKind, peak_uncertainty
 from suite.predict.analytic.usable_memory import usable_memory
@@ -88,7 +89,7 @@ def test_words_that_stay_leave_the_others_open():
 def test_what_a_trace_does_not_know_is_refused(refused):
     for option in (("--stack", "pytorch"), ("--tokens", "1e9"), ("--any-software",)):
         assert refused("fit", f"{FILE}:build", *option) == f"{option[0]}: is of runs"
-    assert refused("fit", "gpt2-124m", "--trace") == "--trace: is of models that are traced"
+    assert refused("fit", "gpt2-124m", "--trace") == f"--trace: {OF_TRACED}"
     assert "allowed: a multiple of 6, a micro-batch of each rank" in refused(
         "fit", f"{FILE}:build", "--gpus", "2", "--batch", "8", "--micro-batch", "3"
     )

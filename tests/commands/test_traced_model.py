@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from suite.commands.traced_model import no_formula
-from suite.commands.traced_options import TracedOptions
+from suite.commands.traced_options import OF_TRACED, TracedOptions
 from suite.machine.packages import PACKAGES
 from suite.machine.profile import encode
 from tests.execute.trace import models
@@ -84,7 +84,7 @@ def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
     for option in (("--stack", "pytorch"), ("--tokens", "1e9"), ("--price", "2"), ("--choices",)):
         assert refused("predict", f"{FILE}:build", *option) == f"{option[0]}: is of runs"
     for option in (("--trace",), ("--optimizer", "sgd")):
-        assert refused("predict", "gpt2-124m", *option) == f"{option[0]}: is of models that are traced"
+        assert refused("predict", "gpt2-124m", *option) == f"{option[0]}: {OF_TRACED}"
     assert "excludes --lora" in refused("predict", f"{FILE}:build", "--lora", "8", "--qlora", "8")
     assert "--compile: excludes" in refused("predict", f"{FILE}:build", "--lora", "8", "--compile")
     assert "needs --lora or --qlora" in refused("predict", f"{FILE}:build", "--lora-targets", "up")

@@ -44,9 +44,14 @@ def adapt(module: nn.Module, layers: Sequence[nn.Module], adapters: Adapters, *,
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            get_peft_model(module, config, autocast_adapter_dtype=not sharded)
+            adapted = get_peft_model(module, config, autocast_adapter_dtype=not sharded)
     except Exception as error:
         raise SourceError(f"peft gives it no adapters: {one_line(error)}", "--lora-targets") from error
+    # peft is silent where some targets match; of mixtures it has taken names for those of stacked experts by now
+    named = config.target_modules if adapters.targets else ()
+    matched = adapted.base_model.targeted_module_names
+    if missing := [each for each in named if not any(f".{name}".endswith(f".{each}") for name in matched)]:
+        raise SourceError(f"it has no linear layer named {', '.join(sorted(missing))}", "--lora-targets")
 
 
 def elements(module: nn.Module) -> Counter[tuple[str, bool]]:

@@ -79,3 +79,5 @@ def test_targets_are_those_that_are_named(tmp_path: Path) -> None:
     assert every.parameters.trainable == 2 * R * (4 * 512 + 3 * (256 + 512))  # not of the head
     with pytest.raises(InputError, match="peft gives it no adapters.*no_such_layer"):
         traced([job(source=source, adapters=Adapters(rank=R, targets=("no_such_layer",)))])
+    with pytest.raises(InputError, match="it has no linear layer named v_porj"):
+        traced([job(source=source, adapters=Adapters(rank=R, targets=("q_proj", "v_porj")))])
