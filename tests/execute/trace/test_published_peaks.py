@@ -19,6 +19,7 @@ LLAMA2_7B = LLAMA | {"intermediate_size": 11008, "vocab_size": 32000, "num_key_v
 LLAMA3_8B = LLAMA | {"intermediate_size": 14336, "vocab_size": 128256, "num_key_value_heads": 8}
 QWEN25_1_5B = {"num_hidden_layers": 28, "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2}
 QWEN25_1_5B |= {"intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True}
+BLOOM_7B1 = {"hidden_size": 4096, "n_layer": 30, "n_head": 32, "vocab_size": 250880}
 PURE = {"number_format": NumberFormat.BF16_PURE, "recompute": True}
 
 
@@ -66,3 +67,35 @@ def test_adapters_of_models_that_fit_cards_in_papers(tmp_path: Path) -> None:
     (found,) = traced([job(tmp_path, "llama", large, sequence=512, adapters=adapters, **PURE)])
     assert found.parameters.total - found.parameters.trainable == 65_285_660_672
     assert found.peak_bytes < 48 * GIB
+
+
+def test_adapters_take_what_others_measured(tmp_path: Path) -> None:
+    """Peaks of peft's and torchtune's README, from memory, to be verified: in GB or GiB, rounded as printed."""
+    pytest.importorskip("peft")
+    pytest.importorskip("bitsandbytes")
+    # peft, bloomz-7b1 in fp32; assumed: its example's rank 8, 8 samples of 64 tokens, nothing computed again
+    bloom = Adapters(rank=8, targets=("query_key_value",))
+    bloomz = job(
+        tmp_path, "bloom", BLOOM_7B1, number_format=NumberFormat.FP32, micro_batch=8, sequence=64, adapters=bloom
+    )
+    # torchtune, Llama 3.1 8B, rank 8, 2 samples of Alpaca, assumed to be padded to between 64 and 512 tokens
+    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    short, long, packed_short, packed_long = (
+        job(
+            tmp_path,
+            "llama",
+            LLAMA3_8B,
+            micro_batch=2,
+            sequence=sequence,
+            adapters=Adapters(rank=8, targets=targets, quantised=quantised),
+            **PURE,
+        )
+        for quantised in (False, True)
+        for sequence in (64, 512)
+    )
+    peaks = [trace.peak_bytes for trace in traced([bloomz, short, long, packed_short, packed_long])]
+    assert 31.5e9 < peaks[0] < 32.5 * GIB
+    assert peaks[1] < 16.25 * GIB
+    assert peaks[2] > 16.15e9
+    assert peaks[3] < 7.45 * GIB
+    assert peaks[4] > 7.35e9
