@@ -106,6 +106,7 @@ def job(configuration: Path, words: str, number_format: str) -> TraceJob:
         sequence=SEQUENCE,
         number_format=NumberFormat(number_format),
         optimizer=OptimizerKernel.ADAMW_FUSED,
+        on_cpu=True,
     )
 
 
@@ -132,7 +133,7 @@ def workload(of: TraceJob) -> Workload:
 
 
 def walked(of: TraceJob) -> int:
-    """Peak of the walk, with a CPU's kernels, which a trace has."""
+    """Peak of the walk, with a CPU's kernels, which these traces have."""
     kernels = Kernels(cuda=False)
     step = EagerStep(kernels, recompute_every=of.recompute_every, synchronises_once=of.synchronises_once)
     assert not_described(workload(of)) == []
