@@ -35,7 +35,8 @@ def dropout_of_gpus() -> Iterator[None]:
         if attn_mask is None and query.shape[-1] != value.shape[-1] and not options.get("enable_gqa"):
             is_trained = any(each.requires_grad for each in (query, key, value))
             efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention
-            found: Tensor = efficient(query, key, value, None, is_trained, 0.0, is_causal, scale=options.get("scale"))[0]
+            options.pop("enable_gqa", None)
+            found: Tensor = efficient(query, key, value, None, is_trained, 0.0, is_causal, **options)[0]
             return found
         return fused(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **options)
 
