@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from suite.job.operators import TracePhase
-from suite.job.trace_job import ModelSource, NotTraced, NumberFormat, StepTrace, TraceAnswer, TraceJob
+from suite.job.trace_job import UNKNOWN_SHAPES, ModelSource, NotTraced, NumberFormat, StepTrace, TraceAnswer, TraceJob
 
 SEQUENCE = 128  # tokens: what a type takes depends on its modules, not on the length
 _OF_TRANSFORMERS = f"{os.sep}transformers{os.sep}"  # in the path of a line that raised
@@ -47,7 +47,7 @@ class TracedType(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def raised_inside(self) -> bool:
         """Whether transformers raised, not this project."""
-        return bool(self.refusal) and _OF_TRANSFORMERS in self.place
+        return bool(self.refusal) and _OF_TRANSFORMERS in self.place and not self.refusal.startswith(UNKNOWN_SHAPES)
 
 
 def types() -> list[str]:

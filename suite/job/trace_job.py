@@ -11,6 +11,8 @@ from suite.job.dry_run_job import Moment
 from suite.job.events import CountedCollective
 from suite.job.operators import TracedOperator
 
+UNKNOWN_SHAPES = "its shapes depend on numbers that a trace does not know"
+
 
 class Sharding(StrEnum):
     """How data-parallel ranks share a model's state."""

@@ -21,7 +21,7 @@ from suite.execute.trace.served import trace_served
 from suite.execute.trace.sources import SourceError, last_line, one_line
 from suite.execute.trace.step import trace
 from suite.job.served_job import ServedJob, ServedTrace
-from suite.job.trace_job import NotTraced, TraceAnswer, TraceJob
+from suite.job.trace_job import UNKNOWN_SHAPES, NotTraced, TraceAnswer, TraceJob
 
 
 def main() -> None:
@@ -32,7 +32,6 @@ def main() -> None:
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=TraceJob | ServedJob)
         if job.source.configuration:
-            install()
             import transformers  # noqa: F401  # once, not in each child
         if isinstance(job, TraceJob) and job.adapters is not None:
             import peft  # noqa: F401  # likewise
@@ -40,6 +39,8 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             life.die_with_parent()
+            if not (isinstance(job, TraceJob) and job.on_cpu):  # where nothing but transformers' own code runs
+                install()
             answers.write(msgspec.json.encode(_answer(job)) + b"\n")
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -53,11 +54,11 @@ def _answer(job: TraceJob | ServedJob) -> TraceAnswer | ServedTrace:
         return trace_served(job) if isinstance(job, ServedJob) else trace(job)
     except SourceError as error:
         return NotTraced(message=str(error), place=error.place)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        what = f"its shapes depend on numbers that a trace does not know ({one_line(error)})"
-        return NotTraced(message=what, place=last_line(error), traceback=traceback.format_exc())
     except Exception as error:  # whatever a user's module raises
-        return NotTraced(message=f"raises {one_line(error)}", place=last_line(error), traceback=traceback.format_exc())
+        reads = isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
+        splits = "split_with_sizes" in str(error)  # into as many rows as a tensor says
+        what = f"{UNKNOWN_SHAPES} ({one_line(error)})" if reads or splits else f"raises {one_line(error)}"
+        return NotTraced(message=what, place=last_line(error), traceback=traceback.format_exc())
 
 
 main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -226,6 +227,8 @@ def one_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """File and line where it was raised."""
+    """File and line of the model's code that raised it, or that called PyTorch, which did."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    ours, of_torch = str(Path(__file__).parents[1]), f"{os.sep}torch{os.sep}"
+    own = [each for each in frames if of_torch not in each.filename and not each.filename.startswith(ours)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
