@@ -185,6 +185,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return frozenset(self.recomputed_modules) or CORE_ATTENTION if selective else frozenset()
 
     @property
+    def executed_recomputation(self) -> Recomputation:
+        """Recomputation of layers that cannot compute other named modules again than core attention: none of them."""
+        return self.recomputation if self.recomputed <= CORE_ATTENTION else Recomputation.NONE
+
+    @property
     def flushes(self) -> bool:
         """Whether all passes of a step end before its update, which they do in one stage."""
         return self.pipeline_stages == 1 or self.schedule.flushes

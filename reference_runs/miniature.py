@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import Layout
 from reference_runs.miniature_shape import SCALES, Scale, scaled_architecture, sequence_divisor
 from reference_runs.run import Architecture, Moments, Optimizer, ProductFormat, Recipe, ReferenceRun, Workload
 
@@ -184,7 +184,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     recorded = _recorded_layout(run)
     small_layout = msgspec.structs.replace(
         scaled_layout(recorded, architecture, ranks=ranks),
-        recomputation=Recomputation.NONE if recorded.recomputed_modules else recorded.recomputation,
+        recomputation=recorded.executed_recomputation,
         recomputed_modules=(),
         micro_batch=samples_of_a_micro_batch(run, scale),
         fused_attention=False,

@@ -235,6 +235,8 @@ def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
         shard_ranks=None,
         reduce_scatter=False,
         accumulation=None,
+        recomputation=layout.executed_recomputation,
+        recomputed_modules=(),
         checkpoint_layers=min(layout.checkpoint_layers, shape.layers),
         partitioned_checkpoints=False,
         scatter_gather=False,
@@ -283,6 +285,10 @@ def _changes(
             f"state of the optimizer is whole, which {optimizer_shards(layout)} accelerators share by ZeRO",
         ),
         (layout.offload is not Offload.NONE, "state stays on the accelerator"),
+        (
+            layout.recomputation is not local.recomputation,
+            f"{', '.join(layout.recomputed_modules)} of each layer are not computed again",
+        ),
         (
             layout.partitioned_checkpoints and layout.tensor_parallel > 1,
             "the inputs of recomputed groups are kept whole, not a tensor-parallel rank's share",

@@ -43,7 +43,7 @@ def of_one_accelerator(name, stage):
     shapes = ("hidden", "heads", "kv_heads", "ffn_hidden", "padded_vocabulary", "sequence", "experts")
     differing = [each for each in shapes if getattr(own, each) != getattr(whole, each)]
     if recorded is not None:
-        axes = ("tensor_parallel", "expert_parallel", "micro_batch", "recomputation", "sequence_parallel")
+        axes = ("tensor_parallel", "expert_parallel", "micro_batch", "executed_recomputation", "sequence_parallel")
         differing += [axis for axis in axes if getattr(layout, axis) != getattr(recorded, axis)]
     shared = 1 if recorded is None or recorded.shard_ranks is not None else optimizer_shards(recorded)
     if (optimizer_shards(layout), planned.ranks, layout.zero_stage) != (shared, 1, int(shared > 1)):

@@ -162,7 +162,8 @@ def _mistakes(run: str, workload: Workload, measured: MeasuredSlice) -> Iterator
         if (got := getattr(job.recipe, key)) != (own := getattr(workload.recipe, key)):
             yield f"{key} {got}, not {own}{f' (--products {got} asks for it)' if key == 'product_format' else ''}"
     for key in _OF_LAYERS:
-        if (got := getattr(job.layout, key)) != (own := getattr(workload.layout, key)):
+        field = "executed_recomputation" if key == "recomputation" else key
+        if (got := getattr(job.layout, key)) != (own := getattr(workload.layout, field)):
             yield f"{key} {got}, not {own} as in {layout_text(workload.layout)}"
 
 

@@ -95,8 +95,9 @@ def test_ranks_share_what_a_layer_keeps_and_the_state_of_a_sequence() -> None:
 
 
 def test_adapters_are_of_the_modules_linear_layers() -> None:
-    """in_proj_qkvz, in_proj_ba, out_proj; q_proj with the gate, k_proj, v_proj, o_proj; the shared expert's three."""
+    """in_proj_qkvz, in_proj_ba, out_proj; q_proj with the gate, k_proj, v_proj, o_proj; router, gate of the shared
+    expert; gate and up of each expert together, with twice the rank, and its down."""
     linear = (12288 + 2048) + (64 + 2048) + (2048 + 4096)
     full = (8192 + 2048) + 2 * (512 + 2048) + (2048 + 4096)
-    shared = 3 * (512 + 2048)
-    assert adapter_parameters(RUN.architecture, rank=1) == 36 * linear + 12 * full + 48 * shared
+    mixture = (512 + 2048) + (1 + 2048) + 512 * (2 * (2048 + 2 * 512) + (512 + 2048))
+    assert adapter_parameters(RUN.architecture, rank=1) == 36 * linear + 12 * full + 48 * mixture
