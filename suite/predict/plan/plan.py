@@ -113,7 +113,9 @@ def question_of(
     return Question(
         architecture=run.architecture,
         recipe=recipe,
-        base=msgspec.structs.replace(base, accumulation=None, shard_ranks=None, stage_layer_counts=None),
+        base=msgspec.structs.replace(
+            base, accumulation=None, shard_ranks=None, stage_layer_counts=None, recomputed_modules=()
+        ),
         machine=on.machine,
         ranks=ranks,
         memory_bytes=peak_uncertainty(peak_kind(on.machine.stack.keeping)).room(on.machine.memory_bytes),
