@@ -48,7 +48,9 @@ def slice_job(run: ReferenceRun, *, sequence: int | None = None, micro_batch: in
         name=f"{run.name}-slice",
         architecture=msgspec.structs.replace(run.architecture, **sliced),
         recipe=run.recipe,
-        layout=msgspec.structs.replace(local, **layout),
+        layout=msgspec.structs.replace(
+            local, **{"recomputation": own.executed_recomputation, "recomputed_modules": (), **layout}
+        ),
         slice=Slice(
             run=run.name,
             layout=own,
