@@ -127,7 +127,11 @@ def _layout_changes(layout: Layout, question: Question) -> Iterator[tuple[str, s
     for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE):
         if layout.recomputation is not recomputation and layout.recomputation is not Recomputation.NONE:
             needed = None if recomputation is Recomputation.NONE else "recompute-selective"
-            fields: dict[str, object] = {"recomputation": recomputation, "checkpoint_layers": 1}
+            fields: dict[str, object] = {
+                "recomputation": recomputation,
+                "recomputed_modules": (),
+                "checkpoint_layers": 1,
+            }
             yield f"recompute-{layout.recomputation} -> recompute-{recomputation}", needed, fields
     for stage, scatters, words in ((0, False, "zero0"), (1, True, "zero1,reduce-scatter")):
         if (layout.zero_stage, layout.reduce_scatter) != (stage, scatters):

@@ -57,6 +57,7 @@ def _counts(
         schedule=schedule,
         stage_assignment=assignment,
         recomputation=Recomputation.NONE,
+        recomputed_modules=(),
         checkpoint_layers=1,
         zero_stage=0,
         shard_ranks=None,
@@ -115,8 +116,10 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
         question.assignments,
         question.offloads,
     ):
-        if fused and recomputation is Recomputation.SELECTIVE and "recomputation" not in question.fixed:
-            continue  # there are no scores to repeat
+        modules = layout.recomputed_modules if recomputation is Recomputation.SELECTIVE else ()
+        selects_scores = recomputation is Recomputation.SELECTIVE and not modules
+        if fused and selects_scores and "recomputation" not in question.fixed:
+            continue  # there are none to repeat
         if recomputation is Recomputation.SELECTIVE_OP and not fused:
             continue  # not described
         full = recomputation is Recomputation.FULL
@@ -125,6 +128,7 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
             zero_stage=zero,
             reduce_scatter=scatters,
             recomputation=recomputation,
+            recomputed_modules=modules,
             checkpoint_layers=layout.checkpoint_layers if full else 1,
             schedule=schedule,
             sequence_parallel=sequence,

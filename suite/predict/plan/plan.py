@@ -113,9 +113,7 @@ def question_of(
     return Question(
         architecture=run.architecture,
         recipe=recipe,
-        base=msgspec.structs.replace(
-            base, accumulation=None, shard_ranks=None, stage_layer_counts=None, recomputed_modules=()
-        ),
+        base=msgspec.structs.replace(base, accumulation=None, shard_ranks=None, stage_layer_counts=None),
         machine=on.machine,
         ranks=ranks,
         memory_bytes=peak_uncertainty(peak_kind(on.machine.stack.keeping)).room(on.machine.memory_bytes),

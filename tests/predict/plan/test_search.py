@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import AXES, Layout, Offload, Recomputation, Schedule, StageAssignment
+from reference_runs.layout import AXES, Layout, Offload, Recomputation, RecomputedModule, Schedule, StageAssignment
 from reference_runs.run import Workload
 from reference_runs.stack import SEARCHED
-from suite.predict.plan.enumeration import MICRO_BATCHES
+from suite.predict.plan.enumeration import MICRO_BATCHES, enumerated
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, any_fits, search
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
@@ -295,3 +295,12 @@ def test_a_layout_fits_from_the_bytes_of_the_smallest_on_which_is_named_where_no
 
 def test_no_layout_divides_a_prime_number_of_ranks_beyond_the_batch() -> None:
     assert found(question(997)) == SearchResult(0, 0, 0, [], None)
+
+
+def test_modules_that_a_run_recomputes_go_with_selective_recomputation_alone() -> None:
+    modules = (RecomputedModule.LAYER_NORM, RecomputedModule.MLP)
+    base = Layout(recomputation=Recomputation.SELECTIVE, recomputed_modules=modules, fused_attention=True)
+    asked = question(8, base=base, fused=(True,), layouts=("recompute-selective", "recompute-full"))
+    found = {(plain.recomputation, plain.recomputed_modules) for plain, _ in enumerated(asked)}
+    assert found == {(Recomputation.NONE, ()), (Recomputation.SELECTIVE, modules), (Recomputation.FULL, ())}
+    assert search(asked).best  # all of them pass `check_layout`
