@@ -102,7 +102,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         adapters: None: all weights are trained.
         compiler: what compiles each decoder layer, or the model where it has no layers.
         on_cpu: whether the ranks are CPUs: gloo has buffers for its messages, dropout keeps factors in place of
-            bytes, and attention with dropout its scores
+            bytes, attention with dropout keeps its scores, and state-space layers have transformers' own code.
     """
 
     source: ModelSource

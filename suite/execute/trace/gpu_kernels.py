@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 @contextmanager
-def dropout_of_gpus() -> Iterator[None]:
+def kernels_of_gpus() -> Iterator[None]:
     """Within this dropout is one operator that keeps a byte an element, and attention is fused with dropout, and where
     values are narrower than keys (DeepSeek's).
 

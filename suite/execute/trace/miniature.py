@@ -39,7 +39,7 @@ _PERIODS = re.compile(r"\w+(_period|_interval|_pattern|_step|_every_n_layers|_fr
 _WINDOWS = re.compile(r"sliding_window(_size)?|attention_window_size|attention_chunk_size|window_size|local_attention")
 _TOKEN = re.compile(r"\w+_token_(id|index)")
 _OF_LAYERS = re.compile(r"layer|type|pattern|block")
-_OWN = "per_layer_config"
+_OWN = "per_layer_config"  # keys of single layers, by the number of the layer in decimal digits
 _SHARING = "num_kv_shared_layers"  # the last ones, which use the keys and values of earlier ones
 _CYCLES = re.compile(r"_?block_types|\w+_pattern")  # lists that are repeated over the layers
 
@@ -131,7 +131,7 @@ def _kept_layers(values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Numbers of the layers that stay: the first of each kind, as lists over layers say, and of each period."""
     lists = [value for key, value in values.items() if _is_over_layers(key, value, layers)]
     numbers = [value for key, value in values.items() if _is_of_layers(key, value, layers)]
-    own = {int(number): repr(each) for number, each in _own_keys(values).items()}
+    own = {int(number): repr(each) for number, each in (values.get(_OWN) or {}).items()}
     sharing = layers - (values.get(_SHARING) or 0)
     kinds = [
         (*(repr(each[n]) for each in lists), *(n in each for each in numbers), own.get(n), n >= sharing)
@@ -145,11 +145,6 @@ def _kept_layers(values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     first = sorted({kind: n for n, kind in reversed(list(enumerate(kinds)))}.values())
     first += [n for n in range(layers) if n not in first][: max(0, LEAST_LAYERS - len(first))]
     return tuple(sorted(first[:MOST_LAYERS]))
-
-
-def _own_keys(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Keys that single layers have for themselves, by the layer's number in decimal digits."""
-    return values.get(_OWN) or {}
 
 
 def _is_over_layers(key: str, value: object, layers: int) -> bool:
@@ -214,8 +209,10 @@ def _divided(value: int, divisor: Fraction, step: int) -> int:
     A width that is a multiple of 8, as grouped GEMMs need it, remains one.
     """
     quotient = value / divisor
-    odd = step > 1 and value % 8 == 0 and quotient % 8 != 0
-    return min(value, math.ceil(quotient / step) * step) if odd or quotient.denominator > 1 else int(quotient)
+    misaligned = step > 1 and value % 8 == 0 and quotient % 8 != 0
+    if quotient.denominator == 1 and not misaligned:
+        return int(quotient)
+    return min(value, math.ceil(quotient / step) * step)
 
 
 # by key: value, experts and experts of a token there will be -> its value

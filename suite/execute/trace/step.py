@@ -24,8 +24,8 @@ from suite.execute.measure.counters import storage_bytes, stored
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.trace.adapters import adapt, elements, scales
 from suite.execute.trace.cuda_autocast import cuda_autocast
-from suite.execute.trace.dropout import dropout_of_gpus
 from suite.execute.trace.first_values import without_first_values
+from suite.execute.trace.gpu_kernels import kernels_of_gpus
 from suite.execute.trace.operators import ModulePaths, OperatorRecorder, short_path
 from suite.execute.trace.recomputation import recompute
 from suite.execute.trace.sources import Built, build
@@ -47,7 +47,7 @@ def trace(job: TraceJob) -> StepTrace:
     """
     start, clock = time.perf_counter(), StepClock()
     allocations = Allocations(clock.category)
-    with fake_group(job.rank, job.ranks), nullcontext() if job.on_cpu else dropout_of_gpus():
+    with fake_group(job.rank, job.ranks), nullcontext() if job.on_cpu else kernels_of_gpus():
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
         axes: dict[str, str] = {mesh.get_group(DATA).group_name: DATA}
         regions = _regions(job)

@@ -52,7 +52,7 @@ class StepCounters:
         self.computed_rows: dict[str, ComputedRows] = {}
         self._steps, self._rows = steps, steps.training.computed_rows
         self._leaves = steps.training.leaves
-        self._holds = steps.job.layout.pipeline_stages > 1  # what a step has received or sent, until the next one
+        self._holds_messages = steps.job.layout.pipeline_stages > 1  # of a step, until the next one
         first = mesh.get_local_rank(TENSOR) == 0  # tensor-parallel ranks route the same rows
         self._routers = {n: router for chunk in steps.training.chunks if first for n, router in chunk.routers.items()}
 
@@ -85,11 +85,11 @@ class StepCounters:
             self.computed_rows["payload_bytes"] = self._rows.counted
         if purpose is StepPurpose.FLOP:
             self.computed_rows["hardware_flop"] = self._rows.counted
-            if self._holds and not skipped:
+            if self._holds_messages and not skipped:
                 self.peak.finish(later=True)
         if purpose is StepPurpose.PEAK:
             self.computed_rows["peak_bytes"] = self._rows.of_layers
-            if not skipped and not self._holds:
+            if not skipped and not self._holds_messages:
                 self.peak.finish()
         if purpose is StepPurpose.WARM_UP and following is not StepPurpose.WARM_UP:
             self.peak.settle()

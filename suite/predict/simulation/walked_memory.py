@@ -11,7 +11,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
-from reference_runs.stack import Keeping, Modules, Weights32
+from reference_runs.stack import Keeping, Modules
 from suite.job.options import KernelChoice, StepOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
@@ -133,21 +133,27 @@ def _executed_peaks(workload: Workload, execution: Execution, *, stage: int) -> 
 
 def unwalked(workload: Workload, keeping: Keeping) -> list[str]:
     """Words for the part of a workload that the walk lacks; none: nothing, or the stack is not transformers'."""
-    if keeping.modules is not Modules.TRANSFORMERS:
-        return []
+    return _unlike_transformers(workload) if keeping.modules is Modules.TRANSFORMERS else []
+
+
+def _unlike_transformers(workload: Workload) -> list[str]:
     from suite.predict.simulation.transformers_step import not_described  # other predictions start without it
 
-    return not_described(workload) + (["Muon"] if workload.recipe.orthogonalises else [])
+    return not_described(workload) + _unlike_updates(workload)
+
+
+def _unlike_updates(workload: Workload) -> list[str]:
+    return ["Muon"] if workload.recipe.orthogonalises else []
 
 
 def _check_described(workload: Workload, execution: Execution) -> None:
     if execution.transformers:
-        if unlike := unwalked(workload, Keeping(Modules.TRANSFORMERS, Weights32.AUTOCAST)):
+        if unlike := _unlike_transformers(workload):
             what = "not among the steps of transformers' modules whose memory is known"
             raise InputError(what, got="; ".join(unlike), where="--stack transformers")
         return
     of_layout = [limit.name for limit in layout_limits(workload) if limit.applies and not limit.described]
-    of_model = unexecuted_parts(workload.architecture) + (["Muon"] if workload.recipe.orthogonalises else [])
+    of_model = unexecuted_parts(workload.architecture) + _unlike_updates(workload)
     if unknown := of_model + of_layout:
         what = "not executed by this suite, so that its memory is not known"
         raise InputError(what, got="; ".join(unknown), where="--stack" if of_model else "--layout")

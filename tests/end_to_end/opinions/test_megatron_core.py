@@ -66,7 +66,7 @@ class NoRandomState:
 
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """One rank, and a CPU in place of each device that it asks CUDA for."""
+    """Run Megatron-Core on one rank, with a CPU in place of each device that it asks CUDA for."""
     from megatron.core import parallel_state, tensor_parallel  # which warns of PyTorch's own warnings
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher

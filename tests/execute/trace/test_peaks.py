@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from suite.job.trace_job import Adapters, ModelSource, NumberFormat, OptimizerKernel, TraceJob
-from suite.paths import ROOT
 from suite.reproduce.traced import traced
 from tests.execute.trace import models
+from tests.support.traces import answered, configurations
 
 pytestmark = [pytest.mark.ranks, pytest.mark.rare]
 
@@ -63,22 +59,12 @@ DROPPED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("asked", [ASKED, IN_BITS, DROPPED], ids=["all weights", "peft and bitsandbytes", "dropout"])
 def test_the_peak_is_the_allocators(asked: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
-    for kind, values in TYPES.items():
-        (tmp_path / f"{kind}.json").write_text(json.dumps({"model_type": kind.partition("-")[0]} | values))
+    sources = {OWN: ModelSource(module=f"{models.__file__}:build")} | configurations(tmp_path, TYPES)
     jobs = []
     for kind, options in asked:
-        path = str(tmp_path / f"{kind}.json")
-        source = ModelSource(module=f"{models.__file__}:build") if kind == OWN else ModelSource(configuration=path)
         form = {"number_format": NumberFormat.FP32, "micro_batch": 4, "sequence": 256, "on_cpu": True} | options
-        jobs.append(TraceJob(source=source, **form))
-    out = subprocess.run(
-        [sys.executable, "-m", "tests.execute.trace.executed"],
-        cwd=ROOT,
-        input=b"".join(msgspec.json.encode(job) + b"\n" for job in jobs),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    executed = [int(line) for line in out.stdout.splitlines()]
+        jobs.append(TraceJob(source=sources[kind], **form))
+    executed = [int(line) for line in answered("tests.execute.trace.executed", jobs)]
     found = [trace.peak_bytes for trace in traced(jobs)]
     # 2 %: what kernels take within an operator, such as attention's blocks
     wrong = [

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceAnswer, TraceJob
-from suite.paths import ROOT
+from suite.job.trace_job import NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceAnswer, TraceJob
 from suite.reproduce.traced import traced
+from tests.support.traces import answered, configurations
 
 pytestmark = pytest.mark.ranks
 
@@ -40,20 +37,10 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_a_trace_equals_one_without_its_shortcuts(tmp_path: Path) -> None:
-    for kind, values in TYPES.items():
-        (tmp_path / f"{kind}.json").write_text(json.dumps({"model_type": kind} | values))
-    sources = [ModelSource(configuration=str(tmp_path / f"{kind}.json")) for kind, _ in ASKED]
-    jobs = [
-        TraceJob(source=source, sequence=64, **options) for source, (_, options) in zip(sources, ASKED, strict=True)
-    ]
-    out = subprocess.run(
-        [sys.executable, "-m", "tests.execute.trace.unhurried"],
-        cwd=ROOT,
-        input=b"".join(msgspec.json.encode(job) + b"\n" for job in jobs),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    found = [msgspec.json.decode(line, type=TraceAnswer) for line in out.stdout.splitlines()]
+    sources = configurations(tmp_path, TYPES)
+    jobs = [TraceJob(source=sources[kind], sequence=64, **options) for kind, options in ASKED]
+    lines = answered("tests.execute.trace.unhurried", jobs)
+    found = [msgspec.json.decode(line, type=TraceAnswer) for line in lines]
     wrong = {}
     for case, quick, slow in zip(ASKED, traced(jobs), found, strict=True):
         assert isinstance(slow, StepTrace), (case, slow)
