@@ -191,7 +191,7 @@ def predict(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the quick tests; or others: nox -s tests -- --choice others, nox -s tests -- -k traffic"""
+    """Run the quick tests; or longer ones: nox -s tests -- --choice medium, or slow, or -k traffic"""
     install(session, *TESTED)
     words = session.posargs or ["--choice", "quick"]
     chosen = any(word.startswith("--choice") for word in words)

@@ -35,9 +35,8 @@ register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    choices = (choice.QUICK, choice.OTHERS, choice.ALL)
     parser.addoption(
-        "--choice", choices=choices, default=choice.ALL, help="by tests/durations.tsv: see support/choice.py"
+        "--choice", choices=choice.CHOICES, default=choice.ALL, help="by tests/durations.tsv: see support/choice.py"
     )
     parser.addoption("--write-durations", type=Path, help="measure processor time, and write it to this file")
 
@@ -49,8 +48,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files without a long test are not imported where the others are wanted."""
-    if config.getoption("choice") != choice.OTHERS or collection_path.suffix != ".py":
+    """Files whose tests are all quick are not imported where only longer ones are wanted."""
+    if config.getoption("choice") not in (choice.MEDIUM, choice.SLOW) or collection_path.suffix != ".py":
         return None
     tests = {test.partition("::")[0] for test in choice.read(choice.FILE)}
     name = str(collection_path.relative_to(config.rootpath))
@@ -63,10 +62,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     durations = choice.read(choice.FILE)
     wanted = config.getoption("choice")
     if wanted != choice.ALL:
-        quick = choice.quick([item for item in items if not item.get_closest_marker("rare")], durations)
-        left_out = [item for item in items if (item in quick) != (wanted == choice.QUICK)]
-        items[:] = [item for item in items if (item in quick) == (wanted == choice.QUICK)]
-        config.hook.pytest_deselected(items=left_out)
+        chosen = choice.chosen([item for item in items if not item.get_closest_marker("rare")], durations, wanted)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
     choice.put_long_files_first(items, durations)
 
 

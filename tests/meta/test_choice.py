@@ -7,7 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.choice import FIXTURE_SECONDS, QUICK_SECONDS, Duration, put_long_files_first, quick, read, write
+from tests.support.choice import (
+    FIXTURE_SECONDS,
+    MEDIUM,
+    MEDIUM_SECONDS,
+    QUICK,
+    QUICK_SECONDS,
+    SLOW,
+    Duration,
+    chosen,
+    put_long_files_first,
+    read,
+    write,
+)
 from tests.support.turns import turn
 
 
@@ -28,24 +40,28 @@ def cases(test: str, count: int, marks: str = "", fixtures: str = "") -> list[An
 
 
 def test_a_test_is_quick_unless_its_cases_are_known_to_take_long() -> None:
-    new, short, long, kept, many = (
+    new, short, middling, long, kept, many = (
         cases("test_a.py::test_new", 2),
         cases("test_a.py::test_short", 3),
+        cases("test_b.py::test_middling", 1),
         cases("test_b.py::test_long", 1),
         cases("test_b.py::test_kept", 1, "always"),
         cases("test_c.py::test_many", 10),
     )
     durations = {
         "test_a.py::test_short": Duration(QUICK_SECONDS, 3),
-        "test_b.py::test_long": Duration(QUICK_SECONDS + 0.1, 1),
+        "test_b.py::test_middling": Duration(QUICK_SECONDS + 0.1, 1),
+        "test_b.py::test_long": Duration(MEDIUM_SECONDS + 0.1, 1),
         "test_b.py::test_kept": Duration(100.0, 1),
         "test_c.py::test_many": Duration(5 * QUICK_SECONDS, 10),
         "test_d.py::test_gone": Duration(100.0, 1),
     }
-    items = [*new, *short, *long, *kept, *many]
-    assert quick(items, durations) == {*new, *short, *kept, many[0], many[5]}
+    items = [*new, *short, *middling, *long, *kept, *many]
+    assert chosen(items, durations, QUICK) == {*new, *short, *kept, many[0], many[5]}
+    assert chosen(items, durations, MEDIUM) == {*middling, *many} - {many[0], many[5]}
+    assert chosen(items, durations, SLOW) == {*long}
     put_long_files_first(items, durations)
-    assert [item.nodeid[:9] for item in items] == ["test_b.py"] * 2 + ["test_c.py"] * 10 + ["test_a.py"] * 5
+    assert [item.nodeid[:9] for item in items] == ["test_b.py"] * 3 + ["test_c.py"] * 10 + ["test_a.py"] * 5
 
 
 def test_a_test_that_would_make_the_fixture_of_a_long_one_is_not_quick() -> None:
@@ -60,7 +76,7 @@ def test_a_test_that_would_make_the_fixture_of_a_long_one_is_not_quick() -> None
         *cases("test_b.py::test_b", 1, fixtures="module"),
     ]
     durations = dict.fromkeys(("test_a.py::test_long", "test_c.py::test_kept"), Duration(FIXTURE_SECONDS + 0.1, 1))
-    assert quick([*long, *sharing, *kept, *others], durations) == {*kept, *others}
+    assert chosen([*long, *sharing, *kept, *others], durations, QUICK) == {*kept, *others}
 
 
 def test_durations_of_all_cases_are_summed_and_short_ones_are_not_listed(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The tests that run by default: those that are quick by a file of measured durations, which `nox -s durations` writes.
+"""Quick, medium and slow tests, by a file of measured durations, which `nox -s durations` writes.
 
-Durations are seconds of a processor, of a test and of all that it starts: they hardly depend on what else the machine
-does. The unit is a test function with all its cases. A test that the file does not list is quick, so a new one runs.
+Quick ones run by default, medium ones in `.ci/run` besides, slow ones with `--choice slow`. Durations are seconds of a
+processor, of a test and of all that it starts: they hardly depend on what else the machine does. The unit is a test
+function with all its cases. A test that the file does not list is quick, so a new one runs.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import pytest
 
 FILE = Path(__file__).resolve().parents[1] / "durations.tsv"
 QUICK_SECONDS = 0.5  # of a processor, which a test function may take by default; the file lists those that take longer
+MEDIUM_SECONDS = 3.0  # of a processor, which a test function may take in `.ci/run`
 FIXTURE_SECONDS = 5.0  # of a processor, of a test which may have made a fixture for others of its file
 ALWAYS = "always"
-QUICK, OTHERS, ALL = "quick", "others", "all"
+QUICK, MEDIUM, SLOW, ALL = "quick", "medium", "slow", "all"
+CHOICES = (QUICK, MEDIUM, SLOW, ALL)
 PROPERTY = "processor_seconds"
 
 
@@ -58,27 +61,38 @@ def function(item: str) -> str:
     return item.partition("[")[0]
 
 
-def quick(items: Iterable[pytest.Item], durations: Mapping[str, Duration]) -> set[pytest.Item]:
-    """Items that run by default.
+def chosen(items: Iterable[pytest.Item], durations: Mapping[str, Duration], wanted: str) -> set[pytest.Item]:
+    """Items of one of `CHOICES`: each item is quick, medium or slow."""
+    items = list(items)
+    if wanted == ALL:
+        return set(items)
+    quick = within(items, durations, QUICK_SECONDS)
+    if wanted == QUICK:
+        return quick
+    medium = within(items, durations, MEDIUM_SECONDS)
+    return medium - quick if wanted == MEDIUM else set(items) - medium - quick
 
-    Of a function whose cases take longer together than QUICK_SECONDS: as many as fit, spread over all, and those with
-    the marker `always`. A test that shares its file's fixture with a function that takes longer than FIXTURE_SECONDS
-    is not quick, unless one that is kept makes it anyway: the first that runs pays for the fixture, and the file of
-    durations has it there.
+
+def within(items: Iterable[pytest.Item], durations: Mapping[str, Duration], seconds: float) -> set[pytest.Item]:
+    """Items of functions that take at most so many seconds of a processor, and those with the marker `always`.
+
+    Of a function whose cases take longer together: as many as fit, spread over all. A test that shares its file's
+    fixture with a function that takes longer than FIXTURE_SECONDS is left out, unless one that is kept makes it anyway:
+    the first that runs pays for the fixture, and the file of durations has it there.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         cases[function(item.nodeid)].append(item)
-    chosen, long = set[pytest.Item](), set[tuple[str, str]]()
+    fitting, long = set[pytest.Item](), set[tuple[str, str]]()
     for test, own in cases.items():
         known = durations.get(test, Duration(0.0, 1))
-        fit = min(len(own), int(QUICK_SECONDS * known.cases / known.seconds)) if known.seconds else len(own)
-        chosen.update(own[number * len(own) // fit] for number in range(fit))
+        fit = min(len(own), int(seconds * known.cases / known.seconds)) if known.seconds else len(own)
+        fitting.update(own[number * len(own) // fit] for number in range(fit))
         if known.seconds > FIXTURE_SECONDS * known.cases:
             long.update(*(file_fixtures(item) for item in own))
     kept = {item for own in cases.values() for item in own if item.get_closest_marker(ALWAYS)}
     long.difference_update(*(file_fixtures(item) for item in kept))
-    return {item for item in chosen if not file_fixtures(item) & long} | kept
+    return {item for item in fitting if not file_fixtures(item) & long} | kept
 
 
 def file_fixtures(item: pytest.Item) -> set[tuple[str, str]]:
