@@ -168,12 +168,10 @@ class PeakSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Measured over predicted peaks of one kind of stack.
 
     Args:
-        bias: logarithm of the expected peak over that of the tensors.
-        spread: standard deviation of the logarithm of measured over expected peak.
-        rows: measured peaks of the kind; few: the spread is that of kinds without a bias of their own.
+        spread: standard deviation of the logarithm of measured over predicted peak.
+        rows: measured peaks of the kind; few: the spread is that of kinds without one of their own.
     """
 
-    bias: float
     spread: Annotated[float, msgspec.Meta(gt=0)]
     rows: int
 

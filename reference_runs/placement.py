@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -107,7 +108,8 @@ class Blocks(NamedTuple):
     head: bool
 
 
-def balanced_stages(architecture: Architecture, *, stages: int) -> list[Blocks]:
+@lru_cache(maxsize=64)
+def balanced_stages(architecture: Architecture, *, stages: int) -> tuple[Blocks, ...]:
     """Blocks of each of p stages when a stage takes blocks until it has its share of the cost.
 
     Embedding, layers, norm and head stand in this order; a layer costs its matrices' elements, the head V h, the others
@@ -133,4 +135,4 @@ def balanced_stages(architecture: Architecture, *, stages: int) -> list[Blocks]:
         names[stage].append(name)
         if done * stages >= total * (stage + 1) and stage < stages - 1:
             stage += 1
-    return [Blocks(of.count("layer"), "embedding" in of, "norm" in of, "head" in of) for of in names]
+    return tuple(Blocks(of.count("layer"), "embedding" in of, "norm" in of, "head" in of) for of in names)

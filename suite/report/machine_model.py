@@ -100,10 +100,10 @@ the rows whose table the fit has not seen, tables weighing alike. Of the rows of
 out, inside intervals that the other groups' errors give: {coverage}.
 
 That of a peak is one for each kind of stack. Peaks are published, or reserved by PyTorch's allocator in launches on an
-H100 (walked), and divided by those of the predicted tensors: logs and tools count the allocator's unused parts and
-what collectives hold too. A mean excess moves the prediction where it is significant: by Student's t at 5 %, over the
-means of each number of accelerators. A kind with fewer than 5 rows has none, and the spread of all formulas' excess. Of
-the peaks on a number of accelerators that was left out, {peak_coverage:.0f} % are inside what the others give.
+H100 (walked), and divided by the predicted ones: logs and tools count the allocator's unused parts and what collectives
+hold too. A kind with fewer than 5 rows has the spread of the formula's excess over all kinds that are not walked
+through. Of the peaks on a number of accelerators that was left out, {peak_coverage:.0f} % are inside what the others
+give.
 
 {peaks}
 
@@ -186,9 +186,8 @@ def _means(scores: FitScores) -> str:
 def _peaks(scores: FitScores) -> str:
     rows = []
     for kind, spread in scores.peaks.items():
-        least, most = PeakUncertainty(spread.bias, spread.spread).interval(1.0)
-        rows.append([kind, spread.rows, *(f"{times:.2f}" for times in (math.exp(spread.bias), least, most))])
-    return table(rows, ["stacks", "rows", "expected over tensors", "80 %: from", "to times it"], style=MARKDOWN)
+        rows.append([kind, spread.rows, *(f"{times:.2f}" for times in PeakUncertainty(spread.spread).interval(1.0))])
+    return table(rows, ["stacks", "rows", "80 %: from", "to times the predicted"], style=MARKDOWN)
 
 
 def _spreads(model: MachineModel) -> str:

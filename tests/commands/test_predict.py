@@ -287,7 +287,7 @@ def test_whether_it_fits_goes_by_its_probability(tmp_path, text, answer):
 
 def test_modules_of_transformers_are_walked_through_where_they_can_be_else_a_formula_answers(text, answer):
     layout = ("--layout", "dp8,zero3,fused", "--gpus", "8", "--on", "h200")
-    note = "memory by formula: not in the walk through transformers' modules: "
+    note = "memory by formula: that of transformers is not described with "
     assert note not in text("llama2-7b", *layout, "--stack", "HF Trainer")
     peaks = [whole(answer("llama2-7b", *layout, "--stack", name), "peak_bytes") for name in ("HF", "pytorch-autocast")]
     assert peaks[0] != pytest.approx(peaks[1], rel=0.01)  # which is a formula's

@@ -55,7 +55,7 @@ def ceil_division(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def by_row(count: Callable[..., int], *columns: float) -> int:
+def by_row(count: Callable[..., Number], *columns: float) -> Number:
     """`count` of one number from each column, or an array of it for each row where columns are arrays.
 
     For what no arithmetic on arrays says; equal rows are counted once.
@@ -67,4 +67,4 @@ def by_row(count: Callable[..., int], *columns: float) -> int:
     arrays: list[Any] = list(numpy.broadcast_arrays(*columns))
     rows = list(zip(*(array.ravel().tolist() for array in arrays), strict=True))
     known = {row: count(*row) for row in set(rows)}
-    return cast(int, numpy.array([known[row] for row in rows], dtype=float).reshape(arrays[0].shape))
+    return cast(Number, numpy.array([known[row] for row in rows], dtype=float).reshape(arrays[0].shape))

@@ -1,4 +1,4 @@
-"""Uncertainty of a predicted peak by kind of stack: the expected peak, its 80 % interval, the probability that it fits.
+"""Uncertainty of a predicted peak by kind of stack: its 80 % interval, and the probability that it fits.
 
 The logarithm of measured over predicted peak is taken as normal. `refit` calibrates it from published peaks and
 recorded launches (suite/predict/validation/measured_peaks.py) and stores it in reference_runs/fit_scores.toml.
@@ -69,34 +69,27 @@ class Fitting(NamedTuple):
 
 
 class PeakUncertainty(NamedTuple):
-    """Distribution of measured peaks around the expected one.
+    """Distribution of measured peaks around the predicted one.
 
     Args:
-        bias: logarithm of the expected peak over that of the tensors; 0 where measurements show none.
-        spread: standard deviation of the logarithm of measured over expected peak.
+        spread: standard deviation of the logarithm of measured over predicted peak.
     """
 
-    bias: float
     spread: float
 
-    @property
-    def beyond(self) -> float:
-        """Bytes of the expected peak beyond the tensors, as a share of them."""
-        return math.expm1(self.bias) if self.bias else 0
-
     def interval(self, peak: float) -> tuple[float, float]:
-        """Least and most bytes of 80 % of the measured peaks where so many are expected."""
+        """Least and most bytes of 80 % of the measured peaks where so many are predicted."""
         factor = math.exp(NORMAL_80 * self.spread)
         return peak / factor, peak * factor
 
     def fitting(self, peak: float, usable: float) -> Fitting:
-        """Whether an expected peak of so many bytes fits into so many usable ones; into none it does not."""
+        """Whether a predicted peak of so many bytes fits into so many usable ones; into none it does not."""
         if usable <= 0:
             return Fitting(0.0)
         return Fitting(math.erfc(math.log(peak / usable) / (math.sqrt(2) * self.spread)) / 2)
 
     def room(self, usable: float) -> float:
-        """Bytes of the largest expected peak that fits into so many usable ones."""
+        """Bytes of the largest predicted peak that fits into so many usable ones."""
         return usable * math.exp(-BELOW_75 * self.spread)
 
 
@@ -111,5 +104,4 @@ def peak_kind(keeping: Keeping) -> PeakKind:
 
 def peak_uncertainty(kind: PeakKind) -> PeakUncertainty:
     """The calibrated uncertainty of a kind, from the chosen edition."""
-    spread = fit_scores().peaks[kind]
-    return PeakUncertainty(spread.bias, spread.spread)
+    return PeakUncertainty(fit_scores().peaks[kind].spread)

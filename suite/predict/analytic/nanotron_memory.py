@@ -15,6 +15,7 @@ micro-batches of a step, e bytes of an element, u = e T h bytes of the residual 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload
@@ -25,6 +26,7 @@ from suite.predict.analytic.activations import kept_units, micro_batch_bytes, re
 from suite.predict.analytic.flop import layer_forward_flop
 from suite.predict.analytic.memory import (
     WEIGHT_ELEMENT_BYTES,
+    StateBytes,
     optimizer_shards,
     shard_elements,
     state_bytes,
@@ -66,6 +68,9 @@ AHEAD_MICRO_BATCHES = 16
 NEAR_RANKS = 16
 
 
+_known_unit = lru_cache(maxsize=64)(micro_batch_bytes)  # the same on every stage
+
+
 def stage_parameters(architecture: Architecture, layout: Layout, *, stage: int) -> int:
     """Parameters of a rank of one stage; a tied embedding is stored again where the head stands without it."""
     blocks = balanced_stages(architecture, stages=layout.pipeline_stages)[stage]
@@ -83,40 +88,83 @@ def stage_parameters(architecture: Architecture, layout: Layout, *, stage: int) 
 
 
 class NanotronMemory(NamedTuple):
-    """Bytes on a rank at the fullest instant of a step.
+    """Bytes on a rank of a pipeline stage, with the same words as the closed form's `StageMemory`.
 
     Args:
-        state: weights, accumulated gradients and optimizer state.
+        stored: weights, accumulated gradients and optimizer state.
         copies: gradients of one pass or their buckets, and gathered weights.
         activations: of all micro-batches in flight.
-        at_loss: logits where the forward pass of the last block ends.
+        logits: where the forward pass of the last block ends.
         backward: what the backward pass adds where it begins: gradients of one pass, and the larger of the logits'
             and the first layer's working set.
         streams: unsharded streams that collectives still hold.
         workspaces: of cuBLAS.
     """
 
-    state: float
+    stored: StateBytes
     copies: float
     activations: float
-    at_loss: float
+    logits: float
     backward: float
     streams: float
     workspaces: float = WORKSPACE_BYTES
 
     @property
-    def needed(self) -> float:
-        """Bytes without which the step does not run: streams are waited for before an allocation fails."""
-        return self.state + self.copies + self.activations + max(self.at_loss, self.backward) + self.workspaces
+    def weights(self) -> float:
+        """Bytes of weights, on every replica."""
+        return self.stored.weights
 
-    def peak(self, device_bytes: float | None = None) -> float:
-        """Bytes reserved at most; the streams count only where they fit on a device of `device_bytes`.
+    @property
+    def gradients(self) -> float:
+        """Bytes of gradients that add up over micro-batches."""
+        return self.stored.gradients
 
-        Source: CUDACachingAllocator.cpp, release_cached_blocks: before it fails it waits for all events and frees.
-        4 published layouts with 44 to 63 GiB ran that would need 83 to 146 with the streams, 32 to 50 without.
-        """
-        whole = self.needed + self.streams
-        return self.needed if device_bytes is not None and whole > device_bytes else whole
+    @property
+    def optimizer(self) -> float:
+        """Bytes of moments and master weights."""
+        return self.state - self.weights - self.gradients
+
+    @property
+    def state(self) -> float:
+        """Bytes of weights, gradients and optimizer state."""
+        return self.stored.all
+
+    @property
+    def after_forward(self) -> float:
+        """Bytes reserved where the backward pass begins."""
+        return sum(self._whole_step().values()) + self.logits
+
+    @property
+    def after_backward(self) -> float:
+        """Bytes reserved in the backward pass of the last layer, or of the head."""
+        return sum(self._whole_step().values()) + self.backward
+
+    @property
+    def at_update(self) -> float:
+        """Bytes of tensors at the update."""
+        return self.state + self.copies + self.workspaces
+
+    @property
+    def peak(self) -> float:
+        """Bytes reserved at most."""
+        return max(self.after_forward, self.after_backward)
+
+    def fullest_instant(self) -> tuple[str, dict[str, float]]:
+        """When a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
+        if self.logits >= self.backward:
+            return "after the forward pass", self._whole_step() | {"logits": self.logits}
+        return "in the backward pass", self._whole_step() | {"backward pass": self.backward}
+
+    def _whole_step(self) -> dict[str, float]:
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer,
+            "buckets or gathered weights": self.copies,
+            "activations": self.activations,
+            "what collectives still hold": self.streams,
+            "workspaces of libraries": self.workspaces,
+        }
 
 
 def host_is_ahead(architecture: Architecture, layout: Layout, *, micro_batches: int) -> bool:
@@ -156,8 +204,8 @@ def held_streams(architecture: Architecture, layout: Layout, *, stage: int, laye
     return LAYER_STREAMS + unreceived * (FORWARD_STREAMS * layers + 1)
 
 
-def not_described(workload: Workload) -> str | None:
-    """The feature of a run that `nanotron_memory` does not describe; None: it describes all."""
+def not_described(workload: Workload) -> list[str]:
+    """Features of a run that `nanotron_memory` does not describe; none: it describes all."""
     architecture, layout = workload.architecture, workload.layout
     reasons = {
         "mixtures of experts": architecture.experts is not None,
@@ -167,10 +215,12 @@ def not_described(workload: Workload) -> str | None:
         "schedules without flush": layout.schedule in NO_FLUSH,
         "virtual stages": layout.virtual_stages > 1,
     }
-    return next((reason for reason, is_so in reasons.items() if is_so), None)
+    return [reason for reason, is_so in reasons.items() if is_so]
 
 
-def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> NanotronMemory:
+def nanotron_memory(
+    workload: Workload, *, stage: int, micro_batches: int, device_bytes: float | None = None
+) -> NanotronMemory:
     """Bytes on a rank of pipeline stage `stage` (from 0), by part.
 
         state         `state_bytes` of N, the optimizer's part over n
@@ -186,23 +236,25 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
         streams       u times `held_streams`
         workspaces    64 MiB
 
-    F is `micro_batches_in_flight`.
+    F is `micro_batches_in_flight`. The streams count only where they fit into `device_bytes`: before an allocation
+    fails, the allocator waits for all events and frees (CUDACachingAllocator.cpp, release_cached_blocks). 4 published
+    layouts with 44 to 63 GiB ran that would need 83 to 146 with the streams, 32 to 50 without.
 
     Raises:
         ValueError: what is `not_described`.
     """
-    if reason := not_described(workload):
-        raise ValueError(f"nanotron_memory does not describe {reason}")
+    if reasons := not_described(workload):
+        raise ValueError(f"nanotron_memory does not describe {', '.join(reasons)}")
     architecture, recipe, layout = workload
     blocks = balanced_stages(architecture, stages=layout.pipeline_stages)[stage]
     parameters = stage_parameters(architecture, layout, stage=stage)
     several, shards = state_ranks(layout) > 1, optimizer_shards(layout)
-    state = state_bytes(parameters, recipe.precision, optimizer=shard_elements(parameters, shards)).all
+    stored = state_bytes(parameters, recipe.precision, optimizer=shard_elements(parameters, shards))
     copied = GATHERED_WEIGHT_BYTES if shards > 1 else several * BUCKET_GRADIENT_BYTES
 
     element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = micro_batch_tokens(workload)
-    unit = micro_batch_bytes(workload)
+    unit = _known_unit(workload)
     stream = element * tokens * architecture.hidden
     context = element * tokens * architecture.query_width // t if layout.micro_batch > 1 else 0
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
@@ -214,20 +266,14 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
     expansions = 2 if architecture.activation.gated else 1
     layer = expansions * element * tokens * architecture.ffn_hidden // t + 2 * stream // t
     working = (blocks.layers > 0) * layer + recomputed_bytes(unit, layout, layers=blocks.layers)
-    return NanotronMemory(
-        state=state,
+    memory = NanotronMemory(
+        stored=stored,
         copies=copied * parameters,
         activations=activations,
-        at_loss=(FORWARD_LOGIT_BYTES + kept) * logits,
+        logits=(FORWARD_LOGIT_BYTES + kept) * logits,
         backward=PASS_GRADIENT_BYTES * parameters + max((BACKWARD_LOGIT_BYTES + kept) * logits, working),
         streams=stream
         * held_streams(architecture, layout, stage=stage, layers=blocks.layers, micro_batches=micro_batches),
     )
-
-
-def fullest_peak(workload: Workload, *, micro_batches: int, device_bytes: float | None = None) -> float:
-    """Bytes on a rank of the fullest stage."""
-    return max(
-        nanotron_memory(workload, stage=stage, micro_batches=micro_batches).peak(device_bytes)
-        for stage in range(workload.layout.pipeline_stages)
-    )
+    fits = device_bytes is None or memory.peak <= device_bytes
+    return memory if fits else memory._replace(streams=0)

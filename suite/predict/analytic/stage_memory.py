@@ -34,7 +34,6 @@ from suite.predict.analytic.memory import (
     state_ranks,
     stored_elements,
 )
-from suite.predict.analytic.memory_uncertainty import peak_kind, peak_uncertainty
 from suite.predict.analytic.micro_batch import hidden_elements
 from suite.predict.analytic.parameters import layer_tensors, rank_parameters, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
@@ -61,7 +60,6 @@ class StageMemory(NamedTuple):
         after_backward: end of the last backward pass, its first layers still to do.
         at_update: the optimizer's step.
         weight_copies: of the layers' weights in the format of the products, where they have one of their own.
-        beyond: of the expected peak beyond the tensors, as a share of them (see `PeakUncertainty`).
     """
 
     weights: float
@@ -80,7 +78,6 @@ class StageMemory(NamedTuple):
     after_backward: float
     at_update: float
     weight_copies: float = 0
-    beyond: float = 0
 
     @property
     def state(self) -> float:
@@ -93,14 +90,9 @@ class StageMemory(NamedTuple):
         return self.gradient_copy + self.master_weights + self.moments
 
     @property
-    def tensors(self) -> float:
+    def peak(self) -> float:
         """Bytes of tensors at the fullest of the three instants."""
         return larger(larger(self.after_forward, self.after_backward), self.at_update)
-
-    @property
-    def peak(self) -> float:
-        """Bytes that are expected to be measured at the fullest instant."""
-        return self.tensors * (1 + self.beyond)
 
     def fullest_instant(self) -> tuple[str, dict[str, float]]:
         """When a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
@@ -111,9 +103,7 @@ class StageMemory(NamedTuple):
             "moments": self.moments,
             "copies of weights in the products' format": self.weight_copies,
         }
-        if self.beyond:
-            constant["allocator and collectives"] = self.tensors * self.beyond
-        if self.tensors == self.after_forward:
+        if self.peak == self.after_forward:
             alive = {
                 "activations": self.activations,
                 "logits": self.logits,
@@ -124,7 +114,7 @@ class StageMemory(NamedTuple):
             return "after the forward pass", {"gradients": rest, **constant, **alive}
         constant = {"gradients": self.gradients, **constant, "activations of later micro-batches": self.waiting}
         buffers = {"communication buffers and gathered weights": self.buffers}
-        if self.tensors == self.after_backward:
+        if self.peak == self.after_backward:
             return "after the backward pass", {**constant, "layers still to do": self.unfinished, **buffers}
         return "at the update", {**constant, "temporary": self.temporary}
 
@@ -137,7 +127,6 @@ class _LayoutTerms(NamedTuple):
         weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`, and casts of autocast.
         layer_parameters: of a layer of each of `layer_kinds`; 0 where none is gathered or scattered.
         stream: bytes of one micro-batch between two stages on one rank.
-        beyond: see `StageMemory`.
     """
 
     kinds: tuple[MicroBatchBytes, ...]
@@ -145,7 +134,6 @@ class _LayoutTerms(NamedTuple):
     layer_parameters: tuple[int, ...]
     stream: int
     keeping: Keeping
-    beyond: float
 
 
 def _shared(workload: Workload, keeping: Keeping) -> _LayoutTerms:
@@ -162,8 +150,7 @@ def _shared(workload: Workload, keeping: Keeping) -> _LayoutTerms:
         layer_weight_copies_bytes(kind, primary=keeping.primary_in_format) + _casts_bytes(kind, keeping)
         for kind in of_kinds
     )
-    beyond = peak_uncertainty(peak_kind(keeping)).beyond
-    return _LayoutTerms(kinds, copies, sizes, stream, keeping, beyond)
+    return _LayoutTerms(kinds, copies, sizes, stream, keeping)
 
 
 def _casts_bytes(workload: Workload, keeping: Keeping) -> int:
@@ -309,7 +296,6 @@ def _before_passes(
         accumulated + unfinished + buffers,
         accumulated + temporary,
         copies,
-        shared.beyond,
     )
     return memory, each
 

@@ -23,7 +23,6 @@ from reference_runs.stack import (
     UNNAMED,
     AttentionKernel,
     Generation,
-    Modules,
     ReadStack,
     RecordedStack,
     Stack,
@@ -39,7 +38,7 @@ from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.intervals import expected_error
-from suite.predict.simulation.walked_memory import unwalked
+from suite.predict.simulation.walked_memory import BY_FORMULA, unwalked
 
 if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
     from reference_runs.published import PublishedRow
@@ -156,14 +155,14 @@ class RunMachine(NamedTuple):
         return family_of(machine_model(), self.accelerator.name)[1]
 
     def with_memory_for(self, workload: Workload) -> tuple[RunMachine, tuple[str, ...]]:
-        """The machine with formulas for memory, and a note, where its stack's walk does not describe the workload."""
+        """The machine with the formula for memory, and a note, where its stack's own does not describe the workload."""
         unlike = unwalked(workload, self.stack.switches.keeping)
         if not unlike:
             return self, ()
-        switches = msgspec.structs.replace(self.stack.switches, modules=Modules.EAGER)
+        switches = msgspec.structs.replace(self.stack.switches, modules=BY_FORMULA[self.stack.switches.modules])
         software = msgspec.structs.replace(self.stack, switches=switches)
         machine = self.machine and msgspec.structs.replace(self.machine, stack=switches)
-        note = f"memory by formula: not in the walk through transformers' modules: {'; '.join(unlike)}"
+        note = f"memory by formula: that of {self.stack.name} is not described with {'; '.join(unlike)}"
         return self._replace(stack=software, machine=machine), (note,)
 
     @property

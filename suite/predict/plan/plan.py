@@ -102,7 +102,8 @@ def question_of(
     recipe = run.recipe
     if global_batch is not None:
         recipe = with_batch(recipe, global_batch)
-    wanted = msgspec.structs.replace(Layout(data_parallel=ranks, zero_stage=3, fused_attention=True), **fixed)
+    sharded = Layout(data_parallel=ranks, zero_stage=3 if "zero3" in on.stack.layouts else 1, fused_attention=True)
+    wanted = msgspec.structs.replace(sharded, **fixed)
     on, _ = on.with_memory_for(Workload(run.architecture, recipe, wanted))
     if on.machine is None:
         raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")

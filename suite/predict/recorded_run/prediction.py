@@ -20,13 +20,10 @@ from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.process_groups import Traffic
-from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage
 from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.simulation.walked_memory import Execution, WalkedMemory, unwalked, walked_by_stage
-
-RankMemory = StageMemory | WalkedMemory
+from suite.predict.recorded_run.described_memory import RankMemory, described_by_stage
 
 
 class RunPrediction(NamedTuple):
@@ -95,8 +92,14 @@ def run_prediction(
         prediction = prediction._replace(hardware_flop=executed)
     with absent.unless("memory"):
         usual = machine.stack.keeping if machine else NO_KEEPING
-        kernels = machine.kernels if machine else Kernels(cuda=True)
-        prediction = _with_memory(prediction, workload, usual if keeping is None else keeping, kernels)
+        memory = described_by_stage(
+            workload,
+            usual if keeping is None else keeping,
+            machine.kernels if machine else Kernels(cuda=True),
+            micro_batches=micro_batches_held(recipe, layout),
+            device_bytes=machine.memory_bytes if machine else None,
+        )
+        prediction = prediction._replace(memory=memory)
     with absent.unless("pipeline bubble"):
         bubble = bubble_fraction(layout, micro_batches=accumulation(recipe, layout))
         prediction = prediction._replace(bubble_fraction=bubble)
@@ -123,10 +126,3 @@ def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
     if layout.accumulation is None and "global_batch" in missing_keys(recipe):
         return layout.pipeline_stages * layout.virtual_stages
     return accumulation(recipe, layout)
-
-
-def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping, kernels: Kernels) -> RunPrediction:
-    if keeping.walked and not unwalked(workload, keeping):
-        return prediction._replace(memory=tuple(walked_by_stage(workload, execution=Execution.of(kernels, keeping))))
-    micro_batches = micro_batches_held(workload.recipe, workload.layout)
-    return prediction._replace(memory=tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from reference_runs.catalog import accumulation
 from reference_runs.run import FlopConvention, Workload
-from reference_runs.stack import Keeping
-from suite.machine.half_precision import Kernels
+from reference_runs.stack import Modules
 from suite.predict.analytic.collective_time import Group
+from suite.predict.analytic.elementwise import by_row
 from suite.predict.analytic.flop import hardware_flop
 from suite.predict.analytic.flop_conventions import needed_flop
 from suite.predict.analytic.machine import Machine
@@ -19,7 +21,8 @@ from suite.predict.analytic.step_time import step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
-from suite.predict.simulation.walked_memory import Execution, least_peak, unwalked, walked_memory
+from suite.predict.recorded_run.described_memory import described_peak
+from suite.predict.simulation.walked_memory import Execution, least_peak
 
 
 class LayoutFigures(NamedTuple):
@@ -38,8 +41,18 @@ def formula_peak(workload: Workload, machine: Machine) -> float:
 
     Of a step that is walked through a first estimate, which tells what to walk through.
     """
-    micro_batches = accumulation(workload.recipe, workload.layout)
-    return peak_bytes(workload, micro_batches=micro_batches, keeping=machine.stack.keeping)
+    keeping, (architecture, recipe, layout) = machine.stack.keeping, workload
+    if keeping.modules is not Modules.NANOTRON:
+        return peak_bytes(workload, micro_batches=accumulation(recipe, layout), keeping=keeping)
+    arrays = {field: value for field, value in msgspec.structs.asdict(layout).items() if hasattr(value, "dtype")}
+
+    def of_row(*counts: float) -> float:
+        row = msgspec.structs.replace(
+            layout, **{field: int(count) for field, count in zip(arrays, counts, strict=True)}
+        )
+        return layout_peak(Workload(architecture, recipe, row), machine)
+
+    return by_row(of_row, *arrays.values())
 
 
 def layout_peak(workload: Workload, machine: Machine) -> float:
@@ -48,19 +61,8 @@ def layout_peak(workload: Workload, machine: Machine) -> float:
     Raises:
         InputError: as `walked_memory`.
     """
-    return described_peak(workload, machine.stack.keeping, machine.kernels)
-
-
-def described_peak(workload: Workload, keeping: Keeping, kernels: Kernels) -> float:
-    """Bytes at the fullest instant of the fullest rank, by a walk where the stack has one, else by formula.
-
-    Raises:
-        InputError: as `walked_memory`.
-    """
-    if not keeping.walked or unwalked(workload, keeping):
-        return peak_bytes(workload, micro_batches=accumulation(workload.recipe, workload.layout), keeping=keeping)
-    stages, execution = timed_stages(workload.architecture, workload.layout), Execution.of(kernels, keeping)
-    return max(walked_memory(workload, stage=stage, execution=execution).peak for stage in stages)
+    device_bytes = machine.memory_bytes
+    return described_peak(workload, machine.stack.keeping, machine.kernels, device_bytes=device_bytes)
 
 
 def _execution(machine: Machine) -> Execution:

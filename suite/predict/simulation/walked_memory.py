@@ -14,6 +14,7 @@ from reference_runs.run import Workload
 from reference_runs.stack import Keeping, Modules
 from suite.job.options import KernelChoice, StepOptions
 from suite.machine.half_precision import Kernels
+from suite.predict.analytic.nanotron_memory import not_described as not_in_nanotron
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 from suite.predict.simulation.launched_options import device_options, not_compiled
 from suite.predict.simulation.memory_blocks import Category, StepPhase
@@ -24,6 +25,8 @@ _WALKED = 3  # stages alike of which the first and the last stand for the others
 _FULL = 3  # micro-batches a stage, from where on a pipeline is full
 _FEW, _FEW_ALONE = (2, 3), (4, 6)  # layers of a chunk: in a pipeline, and where there is none
 Peaks = Mapping[str, Mapping[str, float]]
+# Modules that the formula takes in place of those with a memory of their own
+BY_FORMULA = {Modules.TRANSFORMERS: Modules.EAGER, Modules.NANOTRON: Modules.FUSED}
 
 
 class Execution(NamedTuple):
@@ -132,8 +135,15 @@ def _executed_peaks(workload: Workload, execution: Execution, *, stage: int) -> 
 
 
 def unwalked(workload: Workload, keeping: Keeping) -> list[str]:
-    """Words for the part of a workload that the walk lacks; none: nothing, or the stack is not transformers'."""
+    """Words for the part of a workload that its stack's own memory lacks; none: nothing, or it is of another stack."""
+    if keeping.modules is Modules.NANOTRON:
+        return not_in_nanotron(workload)
     return _unlike_transformers(workload) if keeping.modules is Modules.TRANSFORMERS else []
+
+
+def described_keeping(workload: Workload, keeping: Keeping) -> Keeping:
+    """The stack's own way, or that of a formula where its own memory does not describe the workload."""
+    return keeping._replace(modules=BY_FORMULA[keeping.modules]) if unwalked(workload, keeping) else keeping
 
 
 def _unlike_transformers(workload: Workload) -> list[str]:

@@ -16,19 +16,14 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
-from reference_runs.stack import stack
-from suite.machine.half_precision import WORK_DTYPES, Kernels
+from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.flop_conventions import causal_half_flop
-from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory, not_described
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
-from suite.predict.recorded_run.sweep import described_peak
-from suite.predict.validation.measured_peaks import inside, measured_peak
+from suite.predict.validation.measured_peaks import inside, measured_peak, row_memory
 from suite.predict.validation.software import FrameworkReading, framework_readings
-
-NANOTRON = "nanotron"  # the stack whose log's memory is predicted
 
 
 class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,27 +127,16 @@ class RowPrediction(NamedTuple):
 def row_prediction(row: PublishedRow) -> RowPrediction:
     """Seconds of a step, and bytes at the fullest instant.
 
-    Nanotron's log prints what the first stage's accelerator has reserved; of other frameworks, and of what
-    `nanotron_memory` does not describe, it is the fullest one.
-
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    prepared, workload = prepared_row(row), row.workload
-    model, micro_batches = machine_model(), prepared.micro_batches
-    seconds = row_step_seconds(model, model.values(), prepared)
-    reason = not_described(workload)
-    if row.stack != NANOTRON or reason:
-        if row.stack == NANOTRON:
-            row = msgspec.structs.replace(
-                row, assumed=(*row.assumed, f"memory by the formula of other stacks: {reason}")
-            )
-        peak = described_peak(workload, stack(row.stack).switches.keeping, Kernels(cuda=True))
-        return RowPrediction(row, seconds, peak, peak)
-    device_bytes = prepared.device.board.memory_bytes
-    first = nanotron_memory(workload, stage=0, micro_batches=micro_batches).peak(device_bytes)
-    fullest = fullest_peak(workload, micro_batches=micro_batches, device_bytes=device_bytes)
-    return RowPrediction(row, seconds, first, fullest)
+    model = machine_model()
+    seconds = row_step_seconds(model, model.values(), prepared_row(row))
+    memory = row_memory(row)
+    if memory.unlike:
+        words = f"memory by formula: that of {row.stack} is not described with {'; '.join(memory.unlike)}"
+        row = msgspec.structs.replace(row, assumed=(*row.assumed, words))
+    return RowPrediction(row, seconds, memory.logged_bytes, memory.fullest_bytes)
 
 
 def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) -> Score:

@@ -15,8 +15,8 @@ from suite.metrics.figures import Quantity
 from suite.predict.machine_model.unsaid_layout import usual_layout
 from suite.predict.plan.asked import AskedTraining, asked_run
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
+from suite.predict.recorded_run.described_memory import RankMemory
 from suite.predict.recorded_run.figures import Prices
-from suite.predict.recorded_run.prediction import RankMemory
 from suite.report.explore.presets import Version, described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, complete_text
 from suite.report.explore.words import in_controls

@@ -14,8 +14,8 @@ from suite.predict.analytic.memory_uncertainty import Fitting, MemoryVerdict
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.usable_memory import UsableMemory
 from suite.predict.recorded_run.alternatives import Choice
+from suite.predict.recorded_run.described_memory import RankMemory
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
-from suite.predict.recorded_run.prediction import RankMemory
 from suite.report.terminal.columns import fixed, percent
 from suite.report.terminal.quantities import name_of, read, within
 from suite.report.terminal.tables import bar, print_folded, print_table, row_name

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.catalog import reference_run
-from reference_runs.run import Workload
-from reference_runs.stack import stack, stacks
-from suite.predict.analytic.memory_uncertainty import (
-    Fitting,
-    MemoryVerdict,
-    PeakKind,
-    PeakUncertainty,
-    peak_kind,
-    peak_uncertainty,
-)
-from suite.predict.analytic.stage_memory import memory_by_stage, peak_bytes
+from reference_runs.stack import stacks
+from suite.predict.analytic.memory_uncertainty import Fitting, MemoryVerdict, PeakKind, PeakUncertainty, peak_kind
 from tests.support.examples import examples
 
 SPREADS = st.floats(0.01, 0.5)
@@ -29,7 +17,7 @@ FACTORS = st.floats(0.3, 3.0)
 @examples(50)
 @given(SPREADS, FACTORS, FACTORS)
 def test_the_interval_holds_the_middle_80_percent_and_more_room_is_never_less_probable(spread, peak, more) -> None:
-    uncertainty = PeakUncertainty(0.0, spread)
+    uncertainty = PeakUncertainty(spread)
     least, most = uncertainty.interval(peak)
     assert least < peak < most
     at_ends = [uncertainty.fitting(peak, usable).probability for usable in (least, peak, most)]
@@ -63,19 +51,3 @@ def test_every_stack_has_a_kind() -> None:
     for kind, names in named.items():
         assert {name for name, of_stack in kinds.items() if of_stack is kind} == names
     assert kinds["megatron-core"] is PeakKind.FORMULA
-
-
-def test_a_bias_moves_the_printed_peak_and_is_a_part_of_it() -> None:
-    run = reference_run("bloom-176b")
-    workload = Workload(run.architecture, run.recipe, run.layout)
-    nanotron, megatron = (stack(name).switches.keeping for name in ("nanotron", "megatron-lm-2022"))
-    bias = peak_uncertainty(PeakKind.NANOTRON).bias
-    assert bias > 0.3
-    by_tensors = memory_by_stage(workload, micro_batches=4, keeping=megatron)
-    for memory, tensors in zip(memory_by_stage(workload, micro_batches=4, keeping=nanotron), by_tensors, strict=True):
-        assert memory.peak == pytest.approx(tensors.peak * math.exp(bias), rel=1e-12)
-        parts = memory.fullest_instant()[1]
-        assert sum(parts.values()) == pytest.approx(memory.peak, rel=1e-12)
-        assert parts["allocator and collectives"] == pytest.approx(memory.peak - tensors.peak, rel=1e-9)
-    fullest = peak_bytes(workload, micro_batches=4, keeping=nanotron)
-    assert fullest == pytest.approx(peak_bytes(workload, micro_batches=4, keeping=megatron) * math.exp(bias), rel=1e-12)

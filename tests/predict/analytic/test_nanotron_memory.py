@@ -15,13 +15,7 @@ import reference_runs
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Activation, Architecture, Norm, Position, Workload
-from suite.predict.analytic.nanotron_memory import (
-    fullest_peak,
-    held_streams,
-    host_is_ahead,
-    nanotron_memory,
-    stage_parameters,
-)
+from suite.predict.analytic.nanotron_memory import held_streams, host_is_ahead, nanotron_memory, stage_parameters
 from suite.predict.analytic.parameters import layer_tensors, parameter_count, total_elements
 from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.strategies import BLOOM, described_architectures
@@ -58,8 +52,11 @@ class Row(NamedTuple):
 
     @property
     def signed_error(self) -> float:
-        memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, self.layout), stage=0, micro_batches=self.micro_batches)
-        return memory.peak(H100_BYTES) / GIB / self.gib - 1
+        return self.peak(stage=0) / GIB / self.gib - 1
+
+    def peak(self, *, stage: int) -> float:
+        workload = Workload(LLAMA_1B, NO_DROPOUT, self.layout)
+        return nanotron_memory(workload, stage=stage, micro_batches=self.micro_batches, device_bytes=H100_BYTES).peak
 
     @property
     def error(self) -> float:
@@ -107,15 +104,13 @@ def test_527_published_peaks_of_nanotron_are_7_5_percent_from_the_prediction(row
 def test_two_workspaces_of_cublas_are_needed() -> None:
     memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, Layout()), stage=0, micro_batches=1)
     assert memory.workspaces == 2 * 32 * 2**20
-    assert memory.needed - memory.workspaces == memory._replace(workspaces=0).needed
+    assert memory.peak - memory.workspaces == memory._replace(workspaces=0).peak
 
 
 def test_no_layout_that_ran_is_predicted_not_to_fit(rows: list[Row]) -> None:
     for row in rows:
-        peak = fullest_peak(
-            Workload(LLAMA_1B, NO_DROPOUT, row.layout), micro_batches=row.micro_batches, device_bytes=H100_BYTES
-        )
-        assert peak < H100_BYTES, row
+        peaks = [row.peak(stage=stage) for stage in range(row.layout.pipeline_stages)]
+        assert max(peaks) < H100_BYTES, row
 
 
 def test_a_published_peak_with_several_micro_batches_holds_the_fp32_logits_of_one_more(rows: list[Row]) -> None:
@@ -185,7 +180,7 @@ def test_one_stage_holds_the_state_and_activations_of_the_plain_prediction(
     assert memory.state == plain.state
     assert memory.activations == plain.activations
     # 8 bytes a logit in place of 4, and 4 of the micro-batch before
-    assert memory.at_loss == (3 if micro_batches > 1 else 2) * plain.logits
+    assert memory.logits == (3 if micro_batches > 1 else 2) * plain.logits
     assert memory.streams == 0
 
 
@@ -236,10 +231,23 @@ def test_hosts_are_ahead_from_the_micro_batch_on_from_which_published_steps_grow
 
 def test_streams_are_waited_for_where_they_do_not_fit() -> None:
     layout = Layout(micro_batch=16, tensor_parallel=4, sequence_parallel=True, fused_attention=True)
-    memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, layout), stage=0, micro_batches=4)
+    workload = Workload(LLAMA_1B, NO_DROPOUT, layout)
+    memory = nanotron_memory(workload, stage=0, micro_batches=4)
     assert memory.streams > 0
-    assert memory.peak() == memory.peak(memory.needed + memory.streams) == memory.needed + memory.streams
-    assert memory.peak(memory.needed + memory.streams - 1) == memory.needed
+    assert memory == nanotron_memory(workload, stage=0, micro_batches=4, device_bytes=memory.peak)
+    without = nanotron_memory(workload, stage=0, micro_batches=4, device_bytes=memory.peak - 1)
+    assert without == memory._replace(streams=0)
+    assert without.peak == memory.peak - memory.streams
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 4]), st.sampled_from([1, 2, 16]))
+def test_parts_of_the_fullest_instant_add_up_to_the_peak(stages: int, ranks: int, samples: int) -> None:
+    layout = Layout(micro_batch=samples, tensor_parallel=ranks, pipeline_stages=stages, sequence_parallel=True)
+    for stage in range(stages):
+        memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, layout), stage=stage, micro_batches=4)
+        assert sum(memory.fullest_instant()[1].values()) == memory.peak
+        assert memory.at_update <= memory.peak
+        assert memory.state == memory.weights + memory.gradients + memory.optimizer
 
 
 def test_what_is_not_described_is_refused() -> None:
