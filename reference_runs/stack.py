@@ -67,6 +67,21 @@ class AttentionKernel(enum.StrEnum):
     CUDNN = "cudnn"
 
 
+class ContextParallel(enum.StrEnum):
+    """How context-parallel ranks share keys and values.
+
+    gathered: those of all ranks are gathered before attention begins.
+    ring: a block of them travels while attention computes with the one before it; each rank has as many scores.
+    pytorch, pytorch-2.5: likewise, with one kernel a block and sums of their results, by PyTorch's `context_parallel`;
+    up to 2.5 each rank has consecutive positions, so that the last one has most scores.
+    """
+
+    GATHERED = "gathered"
+    RING = "ring"
+    PYTORCH = "pytorch"
+    PYTORCH_2_5 = "pytorch-2.5"
+
+
 class Accumulation(enum.StrEnum):
     """How gradients of several micro-batches are added up.
 
@@ -202,7 +217,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         reduces_in_16_bit: gradients travel in 16 bit, whatever they are added up in.
         gathers_in_format: new weights of products in 8 bits are cast before they are gathered, so that with ZeRO-1 no
             rank has whole ones in 16 bits.
-        overlaps_context_parallel: keys and values travel while attention computes with those that are there.
+        context_parallel: how ranks with parts of a sequence share keys and values.
         overlaps_experts: tokens travel to their experts and back while other tokens are computed.
         sends_once_to_nodes: a token goes once to each node that has experts of it, and from there to their ranks over
             the node's own links; otherwise once to each expert.
@@ -233,7 +248,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     overlaps_gathers: bool
     reduces_in_16_bit: bool
     gathers_in_format: bool
-    overlaps_context_parallel: bool
+    context_parallel: ContextParallel
     overlaps_experts: bool
     sends_once_to_nodes: bool
     overlaps_pipeline: bool

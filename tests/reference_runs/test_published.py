@@ -45,8 +45,8 @@ STACKS = {
     "mosaicml_h100_fp8": {"composer"},
     "megascale_megatron_lm": {"megatron-lm-2022"},
     "dgxc_25_02_grok1_moe": {"megatron-core-nemo-2"},
-    "torchtitan_202412": {"torchtitan", "torchtitan-compiled", "torchtitan-async-tp"},
-    "torchtitan_202412_405b": {"torchtitan-compiled", "torchtitan-async-tp"},
+    "torchtitan_202412": {"torchtitan", "torchtitan-2024", "torchtitan-async-tp-2024"},
+    "torchtitan_202412_405b": {"torchtitan-2024", "torchtitan-async-tp-2024"},
     "megatron_bridge_25_09_26_02": {"megatron-core-bridge", "megatron-core-cuda-graph"},
 }
 NETWORK_GB_PER_SECOND = {"BLOOM-176B": 50, "OPT-175B": 200, "GLM-130B": 200, "GPT-NeoX-20B": 100, "MT-NLG-530B": 200}

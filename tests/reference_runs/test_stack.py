@@ -12,7 +12,7 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import held_out_tables, load_tables, shipped_tables
 from reference_runs.recorded_file import read_toml
 from reference_runs.sourced import Kind
-from reference_runs.stack import GENERIC, SIZES, STACKS, matches, reading, stack, stack_of, stacks
+from reference_runs.stack import GENERIC, SIZES, STACKS, ContextParallel, matches, reading, stack, stack_of, stacks
 
 SOURCES = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["sources"]
 
@@ -142,6 +142,8 @@ def test_stacks_of_published_rows_and_runs_are_recorded() -> None:
         "pytorch-autocast",
         "this-suite",
         "this-suite-eager",
+        "torchtitan-async-tp",
+        "torchtitan-compiled",
         "transformers",
     }
 
@@ -156,6 +158,6 @@ def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
 def test_attention_of_parts_of_a_sequence_is_fused_by_llama_3s_software_and_not_here() -> None:
     """Keys and values are gathered before attention (suite/execute/parallel/context_parallel.py)."""
     names = ("pytorch", "pytorch-autocast", "llama-3")
-    assert not any(stack(name).switches.overlaps_context_parallel for name in names)
+    assert all(stack(name).switches.context_parallel is ContextParallel.GATHERED for name in names)
     assert [name for name in names if "cp-fused" in stack(name).layouts] == ["llama-3"]
     assert "cp" in stack("llama-3").layouts

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from reference_runs.layout import Layout
-from reference_runs.placement import head_stage
-from reference_runs.run import Architecture, Residual, Workload
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Architecture, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.experts import chosen_experts
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, input_gradient_seconds, sent_in_pieces
+from suite.predict.analytic.layer_time import ROUTED, sent_in_pieces, split_product_seconds
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.memory_bound_operators import BACKWARD
-from suite.predict.analytic.product_formats import factor_element_bytes
-from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
+from suite.predict.analytic.product_formats import AFTER_NORMS, SUMMED, factor_element_bytes
+from suite.predict.analytic.stage_layers import stage_layer_kinds
+from suite.predict.analytic.traffic import activation_message_bytes, tensor_parallel_messages
 
 BULK_COST = 16 / 132  # multiprocessors of a collective beside a product that it does not wait for, of H100's
 
@@ -49,12 +49,59 @@ class TensorParallelExposure(NamedTuple):
 
 def tensor_parallel_exposure(
     workload: Workload, machine: Machine, *, stage: int, micro_batches: int
-) -> TensorParallelExposure:
-    """Exposed part of a step's tensor-parallel messages on a stage."""
+) -> Callable[[str, float], float]:
+    """Exposed seconds of a step's tensor-parallel messages, of an operation and the seconds that its messages take."""
+    if machine.stack.keeping.titan:
+        return partial(exposed_dtensor_seconds, workload, machine, stage, micro_batches)
     return TensorParallelExposure(
         tensor_parallel_factors(workload, machine, stage=stage),
         input_gradient_products_seconds(workload, machine, stage=stage, micro_batches=micro_batches),
-    )
+    ).seconds
+
+
+def exposed_dtensor_seconds(
+    workload: Workload, machine: Machine, stage: int, micro_batches: int, operation: str, spent: float
+) -> float:
+    """Exposed seconds of all messages of an operation as torchtitan sends them, where those counted take `spent`.
+
+    Of a layer with i inputs and o outputs that are split, with sequence parallelism:
+        i gathers of inputs       and again where the layer is recomputed; what is gathered is kept for the weights'
+                                  gradients, so that nothing is gathered for those
+        o gathers of gradients
+        o scatters of outputs     full recomputation stops before the last one; selective-op keeps what they leave
+        i scatters of gradients
+
+    and one of each of embedding and head. What layers gather is cast before. Around each message a kernel copies it
+    whole, since samples, and not the positions that are split, are the tensors' first dimension.
+    Where the stack cuts messages into pieces (asynchronous tensor parallelism), t pieces of each of the first three go
+    on beside the product that reads or writes them, whose seconds hide them but for one piece's; nothing is copied, but
+    a kernel reads the t parts of a scatter to write their sum. Gradients of inputs are sums of several products'
+    outputs, and so are sent whole.
+
+    Source: torchtitan 0.1.0, models/llama3/infra/parallelize.py, apply_tp and _save_list; PyTorch 2.6.0,
+    distributed/_functional_collectives.py, all_gather_tensor and reduce_scatter_tensor (the copies),
+    _inductor/fx_passes/micro_pipeline_tp.py, fuse_all_gather_matmul and fuse_matmul_reduce_scatter, and
+    distributed/_symmetric_memory, _pipelined_all_gather_and_consume and _pipelined_produce_and_all2all (read).
+    """
+    if operation == "all_reduce":
+        return spent
+    layout, gathers = workload.layout, operation == "all_gather"
+    t, counted = layout.tensor_parallel, tensor_parallel_messages(workload, stage=stage)
+    sent = spent / larger(micro_batches * (counted.gathers if gathers else counted.scatters), 1)
+    copied = 2 * activation_message_bytes(workload) / machine.achievable_memory_bytes_per_second
+    share = narrow_gathers_share(workload, machine.stack) if gathers else 1.0
+    summed = 0.0 if gathers else (1 + 1 / t) / 2 * copied
+    in_pieces = sent_in_pieces(layout, machine) & (machine.stack.tensor_parallel_chunks > 1)
+    stops = SUMMED[:1] if layout.recomputation is Recomputation.FULL else ()
+    whole = counted.first + counted.last + (0 if gathers else counted.inputs * counted.layers)
+    exposed = whole * (sent + copied)
+    for kind, layers in stage_layer_kinds(workload.architecture, layout, stage=stage):
+        again = repeated_layers(layout.recomputation, layers)
+        for part, (product, _) in split_product_seconds(workload._replace(architecture=kind), machine).items():
+            passes = again * (part in (AFTER_NORMS if gathers else stops)) + layers * (gathers or part in SUMMED)
+            pieces = larger(share * sent - (1 - 1 / t) * product, 0.0) + summed
+            exposed = exposed + passes * chosen(in_pieces, pieces, share * (sent + copied))
+    return micro_batches * exposed
 
 
 def tensor_parallel_factors(workload: Workload, machine: Machine, *, stage: int) -> dict[str, float]:
@@ -100,13 +147,9 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
 
     if not _own_methods(machine.stack) and not machine.stack.overlaps_input_gradients:
         return TensorParallelShares(share(1 / chunks), share(1 / chunks), share(1 / chunks))
-    layers = stage_layers(architecture, layout, stage=stage)
-    inputs = 1 if architecture.shared_norm else 2
-    outputs = 1 if architecture.residual is Residual.PARALLEL else 2
-    forwards = layers + repeated_layers(layout.recomputation, layers)
-    first, last = (stage == 0) * 1, (stage == head_stage(layout)) * 1
-    gathers = inputs * (forwards + layers) + outputs * layers + first + 2 * last
-    scatters = outputs * forwards + inputs * layers + first + last
+    counted = tensor_parallel_messages(workload, stage=stage)
+    inputs, outputs, layers, forwards, first, last = counted
+    gathers, scatters = counted.gathers, counted.scatters
     if not _own_methods(machine.stack):
         hidden = (1 - BULK_COST) * (1 - around_experts) * inputs * layers
         sums = outputs * forwards + inputs * layers + first + last
@@ -129,14 +172,17 @@ def input_gradient_products_seconds(
     """The most seconds of a step that products can hide of one operation's tensor-parallel messages.
 
     Where the stack overlaps input gradients: each gather goes on next to the product of an input's gradient, each
-    scatter or all-reduce next to that of a weight's, of the same size. Layers are assumed to be alike in this, so that
-    their sums are compared. None with other stacks, whose shares say all.
+    scatter or all-reduce next to that of a weight's, of the same size: half of the backward pass of query, key, value
+    and expansion, a router's experts left out. Layers are assumed to be alike in this, so that their sums are compared.
+    None with other stacks, whose shares say all.
     """
     if not machine.stack.overlaps_input_gradients or _own_methods(machine.stack):
         return None
     return micro_batches * sum(
-        layers * input_gradient_seconds(workload._replace(architecture=kind), machine)
+        layers * backward / 2
         for kind, layers in stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
+        for part, (_, backward) in split_product_seconds(workload._replace(architecture=kind), machine).items()
+        if part in AFTER_NORMS and (kind.experts is None or part not in ROUTED)
     )
 
 
@@ -167,21 +213,3 @@ def _share_around_experts(architecture: Architecture, layout: Layout) -> float:
     parts = routed + (architecture.shared_experts > 0)
     sparse = 1 - (architecture.dense_layers or 0) / architecture.layers
     return sparse * parts / (1 + parts)
-
-
-def exposed_context_parallel_seconds(
-    workload: Workload, machine: Machine, seconds: float, *, stage: int, kinds: Sequence[LayerTime], micro_batches: int
-) -> float:
-    """Seconds of a step's context-parallel messages, of `seconds` in all, that attention does not hide.
-
-    Where the stack overlaps them, each of the c - 1 blocks on their way hides behind the attention of the block before
-    it: (c - 1) / c of both passes of attention. Source: Liu et al. 2023, arXiv 2310.01889, section 3.
-    """
-    layout = workload.layout
-    if not machine.stack.overlaps_context_parallel:
-        return seconds
-    layers = stage_layer_kinds(workload.architecture, layout, stage=stage)
-    once = sum(number * kind.attention_seconds for kind, (_, number) in zip(kinds, layers, strict=True))
-    passes = 1 + (FUSED_BACKWARD if layout.fused_attention else BACKWARD)
-    share = (layout.context_parallel - 1) / layout.context_parallel
-    return larger(seconds - share * micro_batches * passes * once, 0.0)

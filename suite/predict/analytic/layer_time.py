@@ -34,6 +34,7 @@ from suite.predict.analytic.product_formats import (
     layer_casts,
     products_in_format,
 )
+from suite.predict.analytic.ring_attention import ring_work
 
 ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once
 FUSED_BACKWARD = 2.5  # flop of fused attention's backward pass over those of its forward pass
@@ -99,13 +100,15 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     with a sliding window (see `attended_share`), and 1 otherwise; k / t is at least 1. Where some layers alone have a
     window, the seconds are the mean over all layers. The bytes are queries and output, and the keys and values of the
     whole sequence. The backward pass has five products for the forward pass's two, as it computes the scores again.
+    Context-parallel ranks may have `ring_work` besides.
 
     Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
     """
     flop, least_bytes = attention_work(workload)
-    moved = least_bytes / machine.achievable_memory_bytes_per_second
-    mean = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
-    forward, backward = 0.0, 0.0
+    ring, bandwidth = ring_work(workload, machine.stack), machine.achievable_memory_bytes_per_second
+    moved = least_bytes / bandwidth
+    mean = ring.imbalance * flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
+    forward, backward = ring.forward_bytes / bandwidth, ring.backward_bytes / bandwidth
     for layers, share in _of_mean_attention(workload):
         arithmetic = share * mean
         forward = forward + layers * larger(arithmetic, moved)
@@ -215,7 +218,8 @@ def product_pieces(workload: Workload, machine: Machine, part: str) -> tuple[int
     split_overlap_rs (known code).
     """
     layout, stack = workload.layout, machine.stack
-    if not stack.transformer_engine or stack.tensor_parallel_chunks == 1 or workload.architecture.experts is not None:
+    cuts = (stack.transformer_engine or stack.keeping.titan) and stack.tensor_parallel_chunks > 1
+    if not cuts or workload.architecture.experts is not None:
         return None, None
     in_pieces = sent_in_pieces(layout, machine)
     ranks = chosen(in_pieces, layout.tensor_parallel, 1)
@@ -296,19 +300,15 @@ def _repeated_share(workload: Workload, stack: Stack, part: str) -> float:
     return float(selective_op_share(architecture, part))
 
 
-def input_gradient_seconds(workload: Workload, machine: Machine) -> float:
-    """Seconds of one micro-batch in the products of one layer that give the gradients of its inputs after norms.
-
-    Half of the backward pass of query, key, value and expansion, since the weights' gradients are products of the same
-    size; a router's experts left out.
-    """
-    seconds, in_format = 0.0, products_in_format(workload)
+def split_product_seconds(workload: Workload, machine: Machine) -> dict[str, tuple[float, float]]:
+    """Seconds of one micro-batch in both passes of a layer's products beside tensor parallelism's messages, by part."""
+    in_format, found = products_in_format(workload), {}
     for part, (products, *sizes) in layer_products(workload).items():
-        if part in AFTER_NORMS and (workload.architecture.experts is None or part not in ROUTED):
+        if part in (*AFTER_NORMS, *SUMMED):
             rows, columns, depth = sizes
-            _, twice = _part_seconds(workload, machine, part, (rows, columns, depth), in_format=part in in_format)
-            seconds = seconds + products * twice / 2
-    return seconds
+            once, twice = _part_seconds(workload, machine, part, (rows, columns, depth), in_format=part in in_format)
+            found[part] = (products * once, products * twice)
+    return found
 
 
 class _OperatorBytes(NamedTuple):

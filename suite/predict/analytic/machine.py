@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.stack import Accumulation, AttentionKernel, Generation, Modules, Stack, Weights32
+from reference_runs.stack import Accumulation, AttentionKernel, ContextParallel, Generation, Modules, Stack, Weights32
 from suite.machine.half_precision import Kernels
+from suite.predict.analytic.elementwise import smaller
 from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, ProductTables
 
 PLAIN = Stack(
@@ -30,7 +31,7 @@ PLAIN = Stack(
     overlaps_gathers=False,
     reduces_in_16_bit=False,
     gathers_in_format=False,
-    overlaps_context_parallel=False,
+    context_parallel=ContextParallel.GATHERED,
     overlaps_experts=False,
     sends_once_to_nodes=False,
     overlaps_pipeline=False,
@@ -54,6 +55,16 @@ class AcceleratorPeak(NamedTuple):
     flop_per_second: float
     is_measured: bool = False
     product_flop_per_second: float | None = None
+
+
+def attention_clock_share(clock_share: float, *, matrix: float, attention: float) -> float:
+    """Clock of fused attention under a limit of power, over that of a board without the limit.
+
+    A limit that holds the clock of large products down to `clock_share` leaves min(1, clock_share (m / a)^(1/3)) to a
+    kernel that reaches the share a of the peak where products reach m: dynamic power is in proportion to the rate, and
+    at a given rate for each clock to the clock's third power. Derived here; the rest as `clock_share` of the board.
+    """
+    return clock_share if clock_share == 1 else smaller(1.0, clock_share * (matrix / attention) ** (1 / 3))
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ from reference_runs.run import Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, axis_groups, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
-from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, tensor_parallel_exposure
-from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
+from suite.predict.analytic.exposed_messages import tensor_parallel_exposure
+from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.measured_parts import (
     NOTHING,
@@ -29,14 +29,16 @@ from suite.predict.analytic.measured_parts import (
     stage_parts,
 )
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory_bound_operators import BACKWARD
 from suite.predict.analytic.narrow_traffic import gathers_share, reductions_share, weight_casts_share
 from suite.predict.analytic.offload import has_time, update_seconds, updated_parameters
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.analytic.product_formats import factor_element_bytes, weight_casts
+from suite.predict.analytic.ring_attention import exposed_ring_seconds
 from suite.predict.analytic.stage_computation import StageComputation, micro_batch_seconds, stage_computation
-from suite.predict.analytic.stage_layers import layer_kinds
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 from suite.predict.analytic.timed_stages import all_stages_seconds, timed_stages
 
 RankTraffic = Sequence[tuple[str, str, int, int]]  # of analytic/traffic.py: axis, operation, bytes, messages
@@ -337,13 +339,13 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
     parallelism what nothing hides.
     """
     workload, stack = step.workload, step.machine.stack
-    exposure = tensor_parallel_exposure(workload, step.machine, stage=stage, micro_batches=step.micro_batches)
+    exposed = tensor_parallel_exposure(workload, step.machine, stage=stage, micro_batches=step.micro_batches)
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, step.groups[axis], payload_bytes=payload, messages=messages)
         key = "tp" if axis == "kv" else axis
         if key == "tp":
-            spent = exposure.seconds(operation, spent)
+            spent = exposed(operation, spent)
         if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
             narrowed = gathers_share if key == "gather" else reductions_share
@@ -357,8 +359,14 @@ def _exposed_inside(
 ) -> dict[str, float]:
     """The seconds of all messages, of those inside layers what computation does not hide."""
     workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
-    context_parallel = exposed_context_parallel_seconds(
-        workload, machine, seconds["cp"], stage=stage, kinds=step.kinds, micro_batches=micro_batches
+    layers = stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
+    context_parallel = exposed_ring_seconds(
+        workload,
+        machine.stack,
+        seconds["cp"],
+        kinds=[(kind.attention_seconds, number) for kind, (_, number) in zip(step.kinds, layers, strict=True)],
+        backward_share=FUSED_BACKWARD if workload.layout.fused_attention else BACKWARD,
+        micro_batches=micro_batches,
     )
     hides = machine.overlap_share if machine.stack.overlaps_experts else 0.0
     return seconds | {

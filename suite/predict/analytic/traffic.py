@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation, RecomputedModule
+from reference_runs.layout import Layout, Recomputation, RecomputedModule
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import kept_units
@@ -15,7 +15,8 @@ from suite.predict.analytic.gradient_buckets import gradient_bucket_count
 from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters
-from suite.predict.analytic.process_groups import Traffic, group_ranks, key_width
+from suite.predict.analytic.process_groups import Traffic, group_ranks
+from suite.predict.analytic.ring_attention import context_parallel_traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
 CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
@@ -143,6 +144,48 @@ def activation_message_bytes(workload: Workload) -> int:
     return tokens * architecture.hidden * element // layout.context_parallel
 
 
+class TensorParallelMessages(NamedTuple):
+    """Counts that give the messages of hidden states of one micro-batch on a stage, by tensor parallelism.
+
+    Args:
+        inputs, outputs: of a layer's attention and feed-forward, those that are f's and g's of their own.
+        layers, forwards: of the stage, and passes forward through them, repeated ones included.
+        first, last: 1 where the embedding, and where the head is on the stage.
+    """
+
+    inputs: int
+    outputs: int
+    layers: int
+    forwards: int
+    first: int
+    last: int
+
+    @property
+    def gathers(self) -> int:
+        """All-gathers with sequence parallelism; the head gathers twice, the embedding its output's gradient."""
+        of_layers = self.inputs * (self.forwards + self.layers) + self.outputs * self.layers
+        return of_layers + self.first + 2 * self.last
+
+    @property
+    def scatters(self) -> int:
+        """Reduce-scatters with sequence parallelism, and all-reduces without it."""
+        return self.outputs * self.forwards + self.inputs * self.layers + self.first + self.last
+
+
+def tensor_parallel_messages(workload: Workload, *, stage: int) -> TensorParallelMessages:
+    """Counts of pipeline stage `stage` that `tensor_parallel_traffic` multiplies."""
+    architecture, layout = workload.architecture, workload.layout
+    layers = stage_layers(architecture, layout, stage=stage)
+    return TensorParallelMessages(
+        inputs=1 if architecture.shared_norm else 2,
+        outputs=1 if architecture.residual is Residual.PARALLEL else 2,
+        layers=layers,
+        forwards=layers + repeated_layers(layout.recomputation, layers),
+        first=(stage == 0) * 1,
+        last=(stage == head_stage(layout)) * 1,
+    )
+
+
 def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
     """Collectives of one rank over its tensor-parallel group in a step.
 
@@ -185,16 +228,13 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     architecture, recipe, layout = workload
     a = activation_message_bytes(workload)
     several = layout.tensor_parallel > 1
-    first, last = stage == 0, stage == head_stage(layout)
-    layers = stage_layers(architecture, layout, stage=stage)
-    inputs = 1 if architecture.shared_norm else 2
-    outputs = 1 if architecture.residual is Residual.PARALLEL else 2
+    counted = tensor_parallel_messages(workload, stage=stage)
+    layers, forwards = counted.layers, counted.forwards
     passes = several * micro_batches
-    forwards = layers + repeated_layers(layout.recomputation, layers)
     latent = more_attention_inputs(architecture)
     latent_bytes = passes * latent.columns * (a // architecture.hidden)
-    reduced = passes * (outputs * forwards + inputs * layers + first + last)
-    losses = passes * (CROSS_ENTROPY_REDUCTIONS * last)
+    reduced = passes * counted.scatters
+    losses = passes * (CROSS_ENTROPY_REDUCTIONS * counted.last)
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
     rank = rank_parameters(architecture, layout, stage=stage)
     gradient = reduced_gradient_element_bytes(recipe.precision)
@@ -204,8 +244,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     normed = several * of_heads * layers * 2 * architecture.head_dim
     if layout.sequence_parallel:
         replicated = several * rank.replicated
-        # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
-        gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
+        gathered = passes * counted.gathers
         more = gathered_expert_tokens(workload, stage=stage)
         extra_gathered = passes * more.gathered + (forwards + layers) * latent_bytes
         extra_reduced = passes * more.reduced + layers * latent_bytes
@@ -292,35 +331,6 @@ def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Tra
             forwards = layers + _repeated_expert_layers(layout, layers)
             messages = messages + micro_batches * (2 * forwards + 2 * layers)
     return Traffic("ep", "all_to_all", messages * size, messages)
-
-
-def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
-    """Keys and values that one rank sends round its context-parallel ring in a step (ring attention).
-
-    Keys and values of a rank's share of the sequence are 2 b s k d e / (c t) bytes, with k key-value heads of size d
-    (at least one a rank), c ranks of the ring. For each layer and micro-batch, one message each:
-        forward      c - 1   keys and values go round until every rank has seen every block
-        backward     c - 1   keys and values again
-                     c - 1   their gradients, gathered on the way home
-        recomputed   c - 1   for each repeated pass, and with selective recomputation, which repeats the attention
-
-    Source: Liu et al. 2023, arXiv 2310.01889, section 3 (a block is sent while the one before it is computed).
-    c - 1 steps of each kind are Transformer Engine's: the backward ring starts at the block where the forward ring
-    ended and turns the other way. Implementations that start at home send the gradients c times.
-    Gradients of weights are reduced over dp and cp together (see `zero_traffic`).
-    """
-    architecture, recipe, layout = workload
-    element = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    layers = stage_layers(architecture, layout, stage=stage)
-    again = layers if layout.recomputed >= CORE_ATTENTION else repeated_layers(layout.recomputation, layers)
-    again = 0 * layers if layout.recomputation is Recomputation.SELECTIVE_OP else again
-    forwards = layers + again
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    keys = key_width(architecture, tensor_parallel=layout.tensor_parallel)
-    values = keys * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim
-    block = tokens * (keys + values) * element
-    messages = micro_batches * (layout.context_parallel - 1) * (forwards + 2 * layers)
-    return Traffic("cp", "send", messages * block, messages)
 
 
 def pipeline_messages(layout: Layout, *, stage: int, micro_batches: int) -> int:

@@ -32,7 +32,7 @@ from reference_runs.stack import (
 from reference_runs.this_cpu import THIS_CPU
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.gemm import EfficiencyTable
-from suite.predict.analytic.machine import AcceleratorPeak, Machine
+from suite.predict.analytic.machine import AcceleratorPeak, Machine, attention_clock_share
 from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
@@ -43,6 +43,7 @@ from suite.predict.simulation.walked_memory import BY_FORMULA, unwalked
 if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
     from reference_runs.published import PublishedRow
 
+FUSED_INSTEAD = {AttentionKernel.UNFUSED: AttentionKernel.FLASH_ATTENTION_2}  # where a layout fuses attention
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
 
@@ -80,10 +81,10 @@ def modelled_machine(
         return values[of_family if of_family in values else name]
 
     older = value(GENERATION[software.generation]) if software.generation in GENERATION else 1.0
-    matrix = value("matrix_efficiency") * older * board.clock_share
-    unfused = software.attention is AttentionKernel.UNFUSED
-    fused = AttentionKernel.FLASH_ATTENTION_2 if unfused else software.attention
-    attention = model.families[family_name].attention[fused] * value("attention") * board.clock_share
+    matrix = value("matrix_efficiency") * older
+    fused = FUSED_INSTEAD.get(software.attention, software.attention)
+    attention = model.families[family_name].attention[fused] * value("attention")
+    attention = attention * attention_clock_share(board.clock_share, matrix=matrix, attention=attention)
     return Machine(
         peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
         kernels=Kernels(cuda=device.name != THIS_CPU),
@@ -91,7 +92,7 @@ def modelled_machine(
         host_bytes_per_second=board.host_bytes_per_second,
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
-        matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix,),),)),
+        matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix * board.clock_share,),),)),
         fused_attention_efficiency=attention,
         link_bytes_per_second=board.link_bytes_per_second,
         link_efficiency=value("link_efficiency"),

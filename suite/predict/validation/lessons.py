@@ -20,7 +20,8 @@ from suite.predict.analytic.one_bit_compression import compressed_all_reduce_sen
 from suite.predict.analytic.parameters import active_parameter_count, parameter_count, parameter_counts
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.process_groups import ring_sent_bytes, sent_bytes
-from suite.predict.analytic.traffic import context_parallel_traffic, expert_traffic, tensor_parallel_traffic
+from suite.predict.analytic.ring_attention import context_parallel_traffic
+from suite.predict.analytic.traffic import expert_traffic, tensor_parallel_traffic
 
 Computed = dict[str, Any]
 WHOLE_PEAK = EfficiencyTable((1.0,), (1.0,), (1.0,), (((1.0,),),))  # a roofline without losses

@@ -11,25 +11,24 @@ from hypothesis import strategies as st
 
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import reference_run
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, ProductFormat, Residual, Workload
 from reference_runs.stack import stack
 from suite.predict.analytic.exposed_messages import (
-    exposed_context_parallel_seconds,
+    exposed_dtensor_seconds,
     exposed_tensor_parallel_shares,
     narrow_gathers_share,
     tensor_parallel_factors,
 )
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.layer_time import LayerTime
+from suite.predict.analytic.layer_time import split_product_seconds
 from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.machine_model.model import machine_model, modelled_machine
 from tests.support.machines import A100, Case, cases, machines
 from tests.support.steps import bloom, changed, time_of
-from tests.support.strategies import BLOOM
 
 BULK = Fraction(16, 132)
 # Transformer Engine, initialize_ub: layer and pass -> method; dgrad's collective is next to the product of the weights'
@@ -224,24 +223,38 @@ def test_gathers_alone_are_as_narrow_as_the_products_that_read_them(
     }
 
 
-@pytest.mark.parametrize(
-    ("fused", "seconds", "exposed"),
-    [(True, 200.0, 200 - 183.75), (False, 200.0, 200 - 157.5), (True, 100.0, 0.0), (False, 157.5, 0.0)],
-)
-def test_blocks_of_a_ring_hide_behind_attention_but_for_one(fused: bool, seconds: float, exposed: float) -> None:
-    """70 layers of 0.5 s, 3 micro-batches, half of the blocks on their way; both passes are 3.5 or 3 forward ones."""
-    layout = Layout(context_parallel=2, fused_attention=fused)
-    workload = Workload(BLOOM.architecture, BLOOM.recipe, layout)
-    kinds = [LayerTime(9.0, 9.0, 0.5, 9.0, 9.0, 9.0)]
-    found = {
-        overlaps: exposed_context_parallel_seconds(
-            workload,
-            msgspec.structs.replace(A100, stack=msgspec.structs.replace(PLAIN, overlaps_context_parallel=overlaps)),
-            seconds,
-            stage=0,
-            kinds=kinds,
-            micro_batches=3,
-        )
-        for overlaps in (True, False)
-    }
-    assert found == {True: exposed, False: seconds}
+# A layer of torchtitan with full recomputation: message -> the product beside it; none where a sum stands between them
+DTENSOR_GATHERS = ("query, key, value", "expansion", "query, key, value", "expansion", "projection", "contraction")
+DTENSOR_SCATTERS = ("projection", "contraction", "projection", None, None)
+
+
+@pytest.mark.parametrize("product_format", ["none", "fp8-current"])
+@pytest.mark.parametrize("pieces", [1, 8])
+def test_messages_of_torchtitan_hide_beside_one_product_each(pieces: int, product_format: str) -> None:
+    run = reference_run("llama3.1-70b")
+    layout = Layout(
+        tensor_parallel=8, sequence_parallel=True, micro_batch=2, fused_attention=True, recomputation=Recomputation.FULL
+    )
+    recipe = msgspec.structs.replace(run.recipe, product_format=ProductFormat(product_format))
+    workload = Workload(run.architecture, recipe, layout)
+    titan = msgspec.structs.replace(stack("torchtitan-compiled").switches, tensor_parallel_chunks=pieces)
+    machine = msgspec.structs.replace(A100, stack=titan, product_peak_flop_per_second=2 * A100.peak_flop_per_second)
+    products = split_product_seconds(workload, machine)
+    moved = 2 * run.architecture.sequence * run.architecture.hidden * 2 / A100.achievable_memory_bytes_per_second
+    narrow = 0.5 if product_format != "none" else 1.0
+    layers, sent = run.architecture.layers, 1.5 * products["projection"][0]
+
+    def found(operation: str, counted: int) -> float:
+        return exposed_dtensor_seconds(workload, machine, 0, 3, operation, 3 * counted * sent) / 3
+
+    def exposed(part: str | None, *, share: float, summed: float) -> float:
+        if pieces == 1 or part is None:
+            return share * (sent + 2 * moved)
+        return max(share * sent - 7 / 8 * products[part][0], 0.0) + summed
+
+    gathers = sum(exposed(part, share=narrow, summed=0.0) for part in DTENSOR_GATHERS)
+    scatters = sum(exposed(part, share=1.0, summed=9 / 8 * moved) for part in DTENSOR_SCATTERS)
+    ends = 2 * (sent + 2 * moved)
+    assert found("all_gather", 8 * layers + 3) == pytest.approx(layers * gathers + ends, rel=1e-12)
+    assert found("reduce_scatter", 6 * layers + 2) == pytest.approx(layers * scatters + ends, rel=1e-12)
+    assert exposed_dtensor_seconds(workload, machine, 0, 3, "all_reduce", 2.0) == 2.0

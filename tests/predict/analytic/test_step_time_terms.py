@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Workload
-from reference_runs.stack import Accumulation
+from reference_runs.stack import Accumulation, ContextParallel
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.layer_time import layer_time
@@ -289,7 +289,7 @@ SWITCHED: dict[str, tuple[object, object]] = {
     "reduces_in_16_bit": (True, False),
     "gathers_in_format": (True, False),
     "overlaps_input_gradients": (True, False),
-    "overlaps_context_parallel": (True, False),
+    "context_parallel": (ContextParallel.RING, ContextParallel.GATHERED),
     "overlaps_experts": (True, False),
     "sends_once_to_nodes": (True, False),
 }

@@ -15,7 +15,7 @@ from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import AXES, Layout, Offload, Recomputation, RecomputedModule, Schedule, StageAssignment
 from reference_runs.run import Workload
-from reference_runs.stack import SEARCHED
+from reference_runs.stack import SEARCHED, ContextParallel
 from suite.predict.plan.enumeration import MICRO_BATCHES, enumerated
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, any_fits, search
@@ -111,7 +111,7 @@ def plainest_first(ranked: list[tuple[Layout, LayoutFigures]]) -> list[tuple[Lay
 def test_the_same_work_of_a_rank_is_named_once_with_the_least_context_parallelism(ranks: int, network: float) -> None:
     """dp2,micro1, dp1,cp2,micro2 compute the same; cp has latencies alone in addition, where it is hidden."""
     asked = over_nodes(question(ranks, layouts=("tp", "cp", "zero1", "reduce-scatter")), 8, network)
-    stack = msgspec.structs.replace(asked.machine.stack, overlaps_context_parallel=True)
+    stack = msgspec.structs.replace(asked.machine.stack, context_parallel=ContextParallel.RING)
     machine = msgspec.structs.replace(asked.machine, stack=stack, link_latency_seconds=0.0, network_latency_seconds=0.0)
     result = search(asked._replace(machine=machine), top=10**6)
     assert {each.layout.context_parallel for each in result.best} > {1}
