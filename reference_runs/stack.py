@@ -172,6 +172,16 @@ class Keeping(NamedTuple):
         return self.modules is Modules.NEMO
 
     @property
+    def fused_dropout(self) -> bool:
+        """Whether dropout is applied in the kernel that adds the residual."""
+        return not self.eager and self.modules is not Modules.THIS_SUITE_EAGER
+
+    @property
+    def fsdp2(self) -> bool:
+        """Whether ZeRO-3 is PyTorch's `fully_shard`."""
+        return self.titan or self.walked
+
+    @property
     def titan(self) -> bool:
         """Whether modules are torchtitan's."""
         return self.modules in (Modules.TORCHTITAN, Modules.TORCHTITAN_COMPILED)
@@ -196,13 +206,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Switches of a software stack: closed choices and counts, nothing fitted.
 
     Args:
-        layer_kernels: kernels of the forward pass through one layer, collectives left out.
-        tensor_parallel_kernels: further kernels of a layer's forward pass where tensor parallelism splits it.
+        layer_kernels: kernels of the forward pass through one dense layer, collectives left out.
         head_kernels: kernels of head and loss, forward.
-        expert_kernels: further kernels of the forward pass through a layer with experts, besides products and exchanges
-            between ranks: of router, dispatch and combine.
         python_launches: the host launches kernels one by one from Python; otherwise it is never the slower one.
-        fused_dropout: dropout is applied in the kernel that adds the residual.
         fused_bias: the expansion's bias is added in the kernel of the activation.
         fused_rotary: queries and keys are rotated by one kernel.
         loss_share: bytes of the cross-entropy over those of one that keeps an fp32 copy of every step.
@@ -232,11 +238,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     generation: Generation
     attention: AttentionKernel
     layer_kernels: Count
-    tensor_parallel_kernels: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
     head_kernels: Count
-    expert_kernels: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
     python_launches: bool
-    fused_dropout: bool
     fused_bias: bool
     fused_rotary: bool
     loss_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})]

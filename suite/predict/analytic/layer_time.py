@@ -346,7 +346,7 @@ def _operator_bytes(workload: Workload, stack: Stack) -> tuple[_OperatorBytes, _
         columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t)
         operators["rotary"] = UNFUSED_ROTARY * operators["rotary"] + 2 * w * tokens * columns
     backward = backward_operator_bytes(workload, operators)
-    if stack.fused_dropout:
+    if stack.keeping.fused_dropout:
         for name in ("dropout", "attention dropout"):
             if name in operators:
                 operators[name] = operators[name] * MASK_BYTES / (2 * w + MASK_BYTES)

@@ -15,11 +15,8 @@ PLAIN = Stack(
     generation=Generation.CURRENT,
     attention=AttentionKernel.UNFUSED,
     layer_kernels=1,
-    tensor_parallel_kernels=0,
     head_kernels=1,
-    expert_kernels=0,
     python_launches=True,
-    fused_dropout=False,
     fused_bias=True,
     fused_rotary=True,
     loss_share=1.0,
@@ -38,7 +35,7 @@ PLAIN = Stack(
     synchronises_layers=False,
     balances_stages=False,
     one_ring=False,
-    modules=Modules.FUSED,
+    modules=Modules.EAGER,
     weights_32=Weights32.NEVER,
 )
 """The stack of the textbooks: one kernel for each operator, nothing overlapped but data-parallel traffic."""

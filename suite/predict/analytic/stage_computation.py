@@ -8,7 +8,6 @@ from typing import NamedTuple
 from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Workload
-from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime
@@ -18,6 +17,8 @@ from suite.predict.analytic.product_formats import cast_kernels, layer_casts
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
 LEAST_SECONDS = 1e-300  # no time, but not 0
+ALL_REDUCES = 2  # of tensor parallelism in a layer's forward pass
+ROUTING_KERNELS = 15
 COLLECTIVE_LAUNCHES = 2  # of the host for each collective: an event recorded and waited for on either side of it
 HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
 
@@ -154,26 +155,29 @@ def _stack_kernels(workload: Workload, machine: Machine, *, stage: int, collecti
     layout, stack = workload.layout, machine.stack
     layers = stage_layers(workload.architecture, layout, stage=stage)
     last = stage == head_stage(layout)
-    collectives = stack.tensor_parallel_kernels * (layout.tensor_parallel > 1) * (1 + layout.sequence_parallel)
+    collectives = ALL_REDUCES * (layout.tensor_parallel > 1) * (1 + layout.sequence_parallel)
     kernels = stack.layer_kernels + collective * collectives
     launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
     for kind, routed in stage_layer_kinds(workload.architecture, layout, stage=stage):
-        more = expert_kernels(workload._replace(architecture=kind), stack, collective=collective)
+        more = expert_kernels(workload._replace(architecture=kind), collective=collective)
         launched = launched + more * ((1 + BACKWARD) * routed + _repeated_layers(layout.recomputation, routed))
     return launched + last * ((1 + BACKWARD) * stack.head_kernels)
 
 
-def expert_kernels(workload: Workload, stack: Stack, *, collective: int) -> float:
+def expert_kernels(workload: Workload, *, collective: int) -> float:
     """Kernels by which the forward pass through a layer with experts has more than that through a dense one.
 
-    Those of the stack for router, dispatch and combine; 2 E / n - 2 products more of the E / n experts of a rank, and 2
-    of shared ones; 2 exchanges of n ranks, of which each counts as `collective`. A dense layer has none.
+    15 for router, dispatch and combine where fused kernels permute rows (up to three times as many where not): the
+    router's cast, product, softmax, top-k in two, and spread probabilities; 2 of the loss that balances; row numbers,
+    counts of rows and their copy to the host; permute, sort, sort back, sum up. 2 E / n - 2 products more of the E / n
+    experts of a rank, and 2 of shared ones; 2 exchanges of n ranks, of which each counts as `collective`. A dense layer
+    has none.
     """
     architecture, ranks = workload.architecture, workload.layout.expert_ranks
     if architecture.experts is None:
         return 0.0
     products = 2 * (architecture.experts // ranks) - 2 + 2 * (architecture.shared_experts > 0)
-    return stack.expert_kernels + products + 2.0 * collective * (ranks > 1)
+    return ROUTING_KERNELS + products + 2.0 * collective * (ranks > 1)
 
 
 def _whole_layers_repeated(recomputation: Recomputation, layers: int) -> float:

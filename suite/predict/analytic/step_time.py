@@ -146,7 +146,7 @@ def shard_copies_bytes(workload: Workload, stack: Stack, *, parameters: float) -
     foreach_all_gather_copy_out, foreach_reduce (known code, not re-read for this file).
     """
     recipe, layout = workload.recipe, workload.layout
-    if not stack.keeping.titan or layout.zero_stage != 3:
+    if not stack.keeping.fsdp2 or layout.zero_stage != 3:
         return 0.0
     state = BYTES_PER_PARAMETER[recipe.precision]
     narrow = stack.gathers_in_format and recipe.product_format.casts

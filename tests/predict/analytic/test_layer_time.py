@@ -14,6 +14,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Mask, Position, Precision, Workload
+from reference_runs.stack import Modules
 from suite.predict.analytic.gemm import gemm_seconds, product_seconds
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.layer_time import (
@@ -168,7 +169,7 @@ def test_the_share_of_a_fused_loss_scales_what_is_behind_the_layers(case: Case, 
     )
 
 
-@pytest.mark.parametrize("switch", ["fused_dropout", "fused_bias", "fused_rotary"])
+@pytest.mark.parametrize("switch", ["modules", "fused_bias", "fused_rotary"])
 @given(cases(), machines())
 def test_kernels_that_are_not_fused_read_and_write_once_more(switch: str, case: Case, machine: Machine) -> None:
     architecture, recipe, layout, _ = case
@@ -176,12 +177,12 @@ def test_kernels_that_are_not_fused_read_and_write_once_more(switch: str, case: 
         architecture = msgspec.structs.replace(architecture, position=Position.ROTARY, rotary_dim=2)
     fused, apart = (
         layer_time(Workload(architecture, recipe, layout), having(machine, **{switch: claim}))
-        for claim in (True, False)
+        for claim in ((Modules.FUSED, Modules.EAGER) if switch == "modules" else (True, False))
     )
     w = 4 if recipe.precision is Precision.FP32 else 2
     t, tokens = layout.tensor_parallel, layout.micro_batch * architecture.sequence // layout.context_parallel
     moved = 0.0
-    if switch == "fused_dropout":  # what the addition, or the product with the values, reads and writes anyway
+    if switch == "modules":  # of dropout, what the addition, or the product with the values, reads and writes anyway
         hidden = tokens * architecture.hidden / (t if layout.sequence_parallel else 1)
         scores = 0 if layout.fused_attention else tokens * architecture.sequence * architecture.heads / t
         moved += 2 * 2 * w * hidden * (recipe.hidden_dropout > 0)
@@ -197,7 +198,7 @@ def test_kernels_that_are_not_fused_read_and_write_once_more(switch: str, case: 
     more = apart.operator_seconds - fused.operator_seconds
     assert more == pytest.approx(seconds, rel=0, abs=ROUNDING * apart.operator_seconds)
     assert apart[:3] == fused[:3]
-    if switch == "fused_dropout":  # backward it is a pass of its own: the residual keeps the gradient as it is
+    if switch == "modules":  # backward it is a pass of its own: the residual keeps the gradient as it is
         assert apart.operator_backward_seconds == fused.operator_backward_seconds
 
 
