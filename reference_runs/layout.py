@@ -77,6 +77,7 @@ class RecomputedModule(enum.StrEnum):
     mla_up_proj: queries, keys and values of latent attention, from their compressed states on.
     moe_act: what activations of experts put out.
     mlp, moe: all of a dense feed-forward part, or of a mixture of experts, after its norm.
+    shared_experts: the experts that every token passes.
 
     Source: Megatron-Core 0.16.1, core/transformer/transformer_config.py, recompute_modules.
     """
@@ -87,6 +88,7 @@ class RecomputedModule(enum.StrEnum):
     EXPERT_ACTIVATION = "moe_act"
     MLP = "mlp"
     EXPERTS = "moe"
+    SHARED_EXPERTS = "shared_experts"
 
 
 CORE_ATTENTION = frozenset({RecomputedModule.CORE_ATTENTION})

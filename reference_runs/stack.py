@@ -152,6 +152,11 @@ class Keeping(NamedTuple):
         return self.modules in (Modules.EAGER, Modules.TORCHTITAN, Modules.TRANSFORMERS)
 
     @property
+    def megatron_layers(self) -> bool:
+        """Whether layers work as Megatron's do, in the backward pass too."""
+        return self.modules in (Modules.FUSED, Modules.MEGATRON_CORE, Modules.NEMO, Modules.HAI_LLM)
+
+    @property
     def fused_gate(self) -> bool:
         """Whether a gated activation is one kernel, which keeps its input alone."""
         return self.modules in (Modules.MEGATRON_CORE, Modules.NEMO, Modules.HAI_LLM)

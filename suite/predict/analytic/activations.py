@@ -18,7 +18,7 @@ from reference_runs.run import Workload
 from reference_runs.stack import Keeping, Modules
 from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, head_of_torchtitan, kept_by_modules
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.megatron_layers import KeptBytes, by_kind, kept_by_layer
+from suite.predict.analytic.megatron_layers import KeptBytes, MegatronLayer, by_kind, kept_by_layer
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
@@ -33,7 +33,8 @@ class MicroBatchBytes(NamedTuple):
         layer: everything that one layer keeps where nothing is recomputed.
         unit: what recomputation keeps for each unit: a layer (none, selective), a group of layers (full), or a
             virtual stage (from input).
-        again: what one layer computes again.
+        backward: most bytes of one layer that live in its backward pass (see `MegatronLayer.backward_bytes`), with what
+            it computes again; of eager modules and of nanotron, whose working sets are not known, `layer`.
         shared: of a unit's input, what the first layer computed again keeps in place, not as a copy.
         embedding: in front of the layers, on the first stage.
         head: after the layers, on the last stage, without the logits.
@@ -42,7 +43,7 @@ class MicroBatchBytes(NamedTuple):
 
     layer: int
     unit: int
-    again: int
+    backward: int
     shared: int
     embedding: int
     head: int
@@ -172,26 +173,27 @@ def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> Micr
     A unit's input is the first tensor that its first layer keeps, so it takes no second place when that layer is
     computed again and reads it as it lies (see `inputs_stay_in_place`).
     """
-    operators = kept_by_layer(workload, keeping)
-    kinds = _layer_kinds(workload, keeping, operators)
+    operators = MegatronLayer(workload, keeping)
+    kinds = _layer_kinds(workload, keeping, operators.kept)
     layer = sum(kinds.values())
     after = head_activation_bytes(workload, keeping)
     logits = after["logits"]
-    unit, again, shared = layer, 0, 0
+    unit, shared = layer, 0
     if workload.layout.recomputation is Recomputation.SELECTIVE:
         recomputed = workload.layout.recomputed
-        again = sum(each.bytes for each in operators if recomputed & {*each.modules})
+        again = sum(each.bytes for each in operators.kept if recomputed & {*each.modules})
         if keeping.eager and recomputed == CORE_ATTENTION:  # whose operators keep the scores in their own way
             scores = score_bytes(workload)
             again = sum(kinds[kind] for kind in kinds if kind in scores or kind.startswith("softmax"))
         unit = layer - again
     elif workload.layout.recomputation is Recomputation.SELECTIVE_OP:
-        unit, again = sum(kept_by_operator(workload, keeping).values()), layer
+        unit = sum(kept_by_operator(workload, keeping).values())
     elif workload.layout.recomputation is not Recomputation.NONE:
-        unit, again = checkpoint_bytes(workload), layer
+        unit = checkpoint_bytes(workload)
         shared = unit * inputs_stay_in_place(workload.layout)
+    backward = operators.backward_bytes() if keeping.megatron_layers else layer
     embedding = sum(embedding_activation_bytes(workload).values())
-    return MicroBatchBytes(layer, unit, again, shared, embedding, sum(after.values()) - logits, logits)
+    return MicroBatchBytes(layer, unit, backward, shared, embedding, sum(after.values()) - logits, logits)
 
 
 def kept_units(layout: Layout, *, layers: int) -> int:
@@ -208,24 +210,20 @@ def kept_units(layout: Layout, *, layers: int) -> int:
     return layout.virtual_stages * (layers > 0) if layout.recomputation is Recomputation.FROM_INPUT else layers
 
 
-def recomputed_bytes(unit: MicroBatchBytes, layout: Layout, *, layers: int) -> int:
-    """Bytes that the backward pass through `layers` layers of one stage computes again and holds at a time.
+def working_bytes(unit: MicroBatchBytes, layout: Layout, *, layers: int) -> int:
+    """Bytes that the backward pass through `layers` layers of one stage holds at a time beside what units keep.
 
-    none          0
-    selective     one layer's scores
-    selective-op  everything of one layer, less its input
-    full          everything of one group of layers, less its input where that is kept in place
-    from input    everything of one layer (less its input where each virtual stage has this layer alone)
+    full         the backward pass of the last layer of a group, the group's other layers computed again, less its input
+                 where that is kept in place
+    from input   one layer's backward pass (less its input where each virtual stage has this layer alone)
+    others       one layer's backward pass, less its unit
     """
-    if layout.recomputation is Recomputation.NONE:
-        return 0 * layers
-    if layout.recomputation is Recomputation.SELECTIVE_OP:
-        return larger(unit.again - unit.unit, 0) * (layers > 0)
     if layout.recomputation is Recomputation.FULL:
-        return unit.again * smaller(layers, layout.checkpoint_layers) - unit.shared * (layers > 0)
+        others = smaller(layers, layout.checkpoint_layers) - 1
+        return (unit.layer * others + unit.backward - unit.shared) * (layers > 0)
     if layout.recomputation is Recomputation.FROM_INPUT:
-        return unit.again * (layers > 0) - unit.shared * (layers == layout.virtual_stages)
-    return unit.again * (layers > 0)
+        return unit.backward * (layers > 0) - unit.shared * (layers == layout.virtual_stages)
+    return larger(unit.backward - unit.unit, 0 * unit.unit) * (layers > 0)
 
 
 def activation_bytes(workload: Workload, *, stage: int) -> int:
@@ -313,7 +311,7 @@ def checkpoint_partitions(*, layers: int, input_bytes: float = 1, layer_bytes: f
 def best_checkpoint_layers(workload: Workload, *, stage: int, micro_batches: int) -> int:
     """Layers a group with which full recomputation on `stage` needs the fewest bytes.
 
-    Least over g of m kept bytes and the bytes of one group computed again (see `kept_units`, `recomputed_bytes`), with
+    Least over g of m kept bytes and the bytes of one group computed again (see `kept_units`, `working_bytes`), with
     m micro-batches in flight; of equals the one nearest to the real-valued least of `checkpoint_partitions`.
     """
     architecture, recipe, layout = workload
@@ -327,6 +325,6 @@ def best_checkpoint_layers(workload: Workload, *, stage: int, micro_batches: int
     def bytes_and_distance(group: int) -> tuple[float, float]:
         grouped = msgspec.structs.replace(full, checkpoint_layers=group)
         kept = in_flight * unit.unit * kept_units(grouped, layers=layers)
-        return kept + recomputed_bytes(unit, grouped, layers=layers), abs(each / group - real)
+        return kept + working_bytes(unit, grouped, layers=layers), abs(each / group - real)
 
     return min(range(1, each + 1), key=bytes_and_distance, default=1)

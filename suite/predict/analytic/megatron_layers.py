@@ -1,7 +1,9 @@
-"""Decoder layers as Megatron-LM and Megatron-Core write them, with sizes in place of tensors: what operators keep.
+"""Decoder layers as Megatron-LM and Megatron-Core write them, with sizes in place of tensors: what operators hold.
 
-Each function reads like the module of that name; sizes may be arrays of many layouts. A tensor that several operators
-keep counts once. Norm statistics (8 T bytes a LayerNorm) and what all layers share (masks, rotary tables) are left out.
+Each function reads like the module of that name, from its first operator on, and says what each keeps for the backward
+pass, and which gradients live while that one's backward pass runs; sizes may be arrays of many layouts. A tensor that
+several operators keep counts once. Norm statistics (8 T bytes a LayerNorm), what all layers share (masks, rotary
+tables) and what a kernel needs inside are left out.
 Symbols: T = s b / c tokens of a micro-batch on a rank, h hidden, f feed-forward width, a heads and k key-value heads of
 size d, t tensor-parallel ranks, u = t with sequence parallelism, else 1, e bytes of an element.
 Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Megatron-Core 0.16.1, core/transformer:
@@ -16,15 +18,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from reference_runs.layout import RecomputedModule
+from reference_runs.layout import Recomputation, RecomputedModule
 from reference_runs.run import Activation, QueryKeyNorm, Residual, Workload
 from reference_runs.stack import Keeping
+from suite.predict.analytic.elementwise import larger
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.linear_attention import linear_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.micro_batch import micro_batch_tokens
 from suite.predict.analytic.process_groups import key_width
-from suite.predict.analytic.product_formats import format_bytes
+from suite.predict.analytic.product_formats import both_orientations_bytes, format_bytes
+
+_FEED_FORWARD = {RecomputedModule.MLP, RecomputedModule.EXPERTS}
 
 
 class RankTensor:
@@ -50,11 +55,20 @@ class KeptBytes(NamedTuple):
 
     Args:
         modules: whoever recomputes one of these does not keep it.
+        put_out_by: of these, the module that computes no more than it.
     """
 
     kind: str
     bytes: int
     modules: tuple[RecomputedModule, ...]
+    put_out_by: RecomputedModule | None = None
+
+
+class _BackwardPass(NamedTuple):
+    """An operator's: bytes of its outputs' and inputs' gradients, gathered and cast; tensors kept up to it."""
+
+    bytes: int
+    kept: int
 
 
 class MegatronLayer:
@@ -72,7 +86,9 @@ class MegatronLayer:
         self.t = self.layout.tensor_parallel
         self.u = self.t if self.layout.sequence_parallel else 1
         self.kept: list[KeptBytes] = []
-        self._known: set[tuple[RankTensor, bool]] = set()
+        self._operators: list[_BackwardPass] = []
+        self._last: list[int] = []  # operator that reads a kept tensor last, or the end of a recomputed module
+        self._known: dict[tuple[RankTensor, bool], int] = {}
         self._inside: tuple[RecomputedModule, ...] = ()
         self.transformer_layer(self._stream())
 
@@ -83,9 +99,11 @@ class MegatronLayer:
     @contextmanager
     def _checkpoint(self, module: RecomputedModule) -> Iterator[None]:
         """The operators of a module that may be recomputed from its inputs."""
-        outside, self._inside = self._inside, (*self._inside, module)
+        outside, self._inside, first = self._inside, (*self._inside, module), len(self.kept)
         yield
         self._inside = outside
+        if module in self.layout.recomputed:
+            self._last[first:] = [len(self._operators) - 1] * (len(self.kept) - first)
 
     def _keep(self, kind: str, x: RankTensor, *, product: bool = False, element: int | None = None) -> None:
         """Keep a tensor that an operator reads again; a `product` reads it in the products' format if there is one.
@@ -94,15 +112,66 @@ class MegatronLayer:
         """
         narrow = product and self.recipe.product_format.casts
         if (x, narrow) in self._known:
+            self._last[self._known[x, narrow]] = len(self._operators)
             return
-        self._known.add((x, narrow))
+        self._known[x, narrow] = len(self.kept)
         size = (self.element if element is None else element) * x.elements
         if narrow:
             size = format_bytes(self.recipe.product_format, rows=x.columns, columns=x.rows // x.shards)
-        self._keep_bytes(kind, size, *(() if x.module is None else (x.module,)))
+        self._keep_bytes(kind, size, x.module)
 
-    def _keep_bytes(self, kind: str, size: int, *modules: RecomputedModule) -> None:
-        self.kept.append(KeptBytes(kind, size, (*self._inside, *modules)))
+    def _keep_bytes(self, kind: str, size: int, module: RecomputedModule | None = None) -> None:
+        modules = self._inside if module is None else (*self._inside, module)
+        self.kept.append(KeptBytes(kind, size, modules, module))
+        self._last.append(len(self._operators))
+
+    def _operator(self, *gradients: RankTensor, product: RankTensor | None = None) -> None:
+        """Conclude an operator, whose tensors are kept already, with the gradients of its backward pass.
+
+        Args:
+            product: its output's gradient, which a product casts in both orientations where products have a format.
+        """
+        size = self.element * sum(each.elements for each in gradients)
+        if product is not None and (form := self.recipe.product_format).casts:
+            size = size + both_orientations_bytes(form, rows=product.rows // product.shards, columns=product.columns)
+        self._operators.append(_BackwardPass(size, len(self.kept)))
+
+    def _gathered(self, columns: int) -> RankTensor:
+        """Rows of all ranks that sequence parallelism gathers for an operator."""
+        return RankTensor(self.tokens * (self.u > 1), columns)
+
+    def _column_parallel(self, x: RankTensor, out: RankTensor) -> None:
+        """Conclude a linear layer split by columns: its input is gathered again, its input's gradient scattered."""
+        gathered = self._gathered(x.columns)
+        self._operator(out, x, gathered, gathered, product=out)
+
+    def _row_parallel(self, x: RankTensor) -> None:
+        """Conclude a linear layer split by rows, which gathers its output's gradient; without dropout the stream's."""
+        h = self.architecture.hidden
+        dropped = (self._stream(),) if self.recipe.hidden_dropout > 0 else ()
+        self._operator(x, self._gathered(h), *dropped, product=RankTensor(self.tokens, h))
+
+    def backward_bytes(self) -> int:
+        """Most bytes of the layer that live in its backward pass, the gradient of the residual stream among them.
+
+        Autograd goes from the last operator to the first, and frees what an operator keeps after its backward pass. A
+        module's tensors that are computed again come to life with the last operator that reads them. Where a module
+        puts out what others keep, that is there twice: computed, and copied to where the next operator looks for it. Of
+        a whole layer or feed-forward part the output is computed too.
+        Source: Megatron-Core 0.16.1, core/tensor_parallel/random.py, CheckpointWithoutOutput and CheckpointFunction.
+        """
+        recomputed = self.layout.recomputed
+        again = [bool(recomputed & {*each.modules}) for each in self.kept]
+        most = 0 * self.tokens
+        for number, operator in enumerate(self._operators):
+            alive = sum(
+                each.bytes * (2 if each.put_out_by in recomputed else 1)
+                for each, anew, last in zip(self.kept[: operator.kept], again, self._last, strict=False)
+                if not anew or number <= last
+            )
+            most = larger(most, alive + operator.bytes)
+        whole = self.layout.recomputation is Recomputation.FULL or bool(recomputed & _FEED_FORWARD)
+        return most + (1 + whole) * self.element * self._stream().elements
 
     def transformer_layer(self, x: RankTensor) -> None:
         """Attention and feed-forward part, each with its norm, dropout and residual sum.
@@ -124,12 +193,14 @@ class MegatronLayer:
         Source: Megatron-Core 0.16.1, core/models/gpt/gpt_layer_specs.py; transformer_layer.py, __init__.
         """
         self._keep("norm inputs", x)
+        self._operator(x, x)
         return RankTensor(x.rows, x.columns, shards=x.shards, module=RecomputedModule.LAYER_NORM if apart else None)
 
     def bias_dropout_add(self, x: RankTensor) -> None:
         """Hidden dropout and the residual sum: keeps a mask of a byte an element."""
         if self.recipe.hidden_dropout > 0:
             self._keep("dropout masks", x, element=1)
+            self._operator(x)
 
     def self_attention(self, x: RankTensor) -> RankTensor:
         """Attention without its norm."""
@@ -139,16 +210,18 @@ class MegatronLayer:
         if a.linear:
             self._gated_delta_rule(context)
             return self._stream()
-        self.core_attention(*self._queries_keys_values(), context)
+        self.core_attention(*self._queries_keys_values(x), context)
         if a.attention_gate:
             self._keep("attention context", context)
             self._keep("output gate", RankTensor(context.rows, context.columns))
+            self._operator(context, context, context)
             self._keep("gated context", RankTensor(context.rows, context.columns), product=True)
         else:
             self._keep("attention context", context, product=True)
+        self._row_parallel(context)
         return self._stream()
 
-    def _queries_keys_values(self) -> tuple[RankTensor, RankTensor, RankTensor]:
+    def _queries_keys_values(self, x: RankTensor) -> tuple[RankTensor, RankTensor, RankTensor]:
         """Projections of queries, keys and values, with their norms.
 
         Rotary positions replace them by their rotation. Latent attention keeps what it is compressed to, q + c
@@ -170,7 +243,11 @@ class MegatronLayer:
             for x in (query, key):
                 self._keep("query, key norm inputs", RankTensor(x.rows, x.columns, module=module))
         width = a.value_head_dim or a.head_dim
-        return query, key, RankTensor(self.tokens, keys * width // a.head_dim, module=module)
+        value = RankTensor(self.tokens, keys * width // a.head_dim, module=module)
+        joined = RankTensor(self.tokens, query.columns + key.columns + value.columns)
+        self._column_parallel(x, joined)
+        self._operator(joined, joined)
+        return query, key, value
 
     def core_attention(self, query: RankTensor, key: RankTensor, value: RankTensor, context: RankTensor) -> None:
         """Attention proper: a fused kernel keeps its output and a log-sum-exp a row, else the scores stay.
@@ -187,16 +264,19 @@ class MegatronLayer:
         for kind, x in {"query": query, "key": key, "value": value}.items():
             self._keep(kind, x)
         rows = a.heads * layout.micro_batch * a.sequence // (self.t * layout.context_parallel)
+        scores = RankTensor(rows, a.sequence)
         if layout.fused_attention:
             self._keep("attention context", context)
         with self._checkpoint(RecomputedModule.CORE_ATTENTION):
             if layout.fused_attention:
                 self._keep("log-sum-exp", RankTensor(rows, 1), element=FP32)
+                self._operator(query, key, value, context)
                 return
             self._keep("softmax output", RankTensor(rows, a.sequence))
             if self.recipe.attention_dropout > 0:
                 self._keep("attention dropout mask", RankTensor(rows, a.sequence), element=1)
                 self._keep("attention dropout output", RankTensor(rows, a.sequence))
+            self._operator(scores, scores, value)
 
     def _gated_delta_rule(self, context: RankTensor) -> None:
         """Linear attention, see `linear_activation_bytes`; its kernel norms queries and keys, and keeps them normed."""
@@ -207,13 +287,24 @@ class MegatronLayer:
         kinds = linear_activation_bytes(a, tokens=self.tokens, element=self.element, ranks=self.t)
         for kind, size in kinds.items():
             self._keep_bytes(kind, size)
+        self._operator(context, context, context, context)
 
     def mlp(self, x: RankTensor) -> None:
         """A dense feed-forward part without its norm."""
         with self._checkpoint(RecomputedModule.MLP):
             self._keep("feed-forward input", x, product=True)
-            half = RankTensor(self.tokens, self.architecture.ffn_hidden // self.t)
-            self._keep("contraction input", self.activation(half), product=True)
+            self._feed_forward(x, RankTensor(self.tokens, self.architecture.ffn_hidden // self.t))
+
+    def _feed_forward(self, x: RankTensor, half: RankTensor, *, of: str = "") -> None:
+        """Expansion, activation and contraction of what all ranks compute."""
+        self._column_parallel(x, self._into(half))
+        self._keep(f"{of}contraction input", self.activation(half, of=of), product=True)
+        self._row_parallel(half)
+
+    def _into(self, out: RankTensor) -> RankTensor:
+        """Input of an activation that puts out `out`: twice as many columns where it is gated."""
+        gated = self.architecture.activation.gated
+        return RankTensor(out.rows, out.columns * (2 if gated else 1), shards=out.shards)
 
     def activation(self, out: RankTensor, *, of: str = "") -> RankTensor:
         """GELU, SwiGLU and the others, which put out `out`.
@@ -225,14 +316,15 @@ class MegatronLayer:
 
         DeepSeek-V3 keeps the input in 8 bits (arXiv 2412.19437, section 3.3.3).
         """
-        activation = self.architecture.activation
+        activation, into = self.architecture.activation, self._into(out)
         if activation is Activation.RELU:
             self._keep(f"{of}contraction input", out)
-            return out
-        into = RankTensor(out.rows, out.columns * (2 if activation.gated else 1), shards=out.shards)
-        self._keep(f"{of}activation input", into, product=self.keeping.narrow_activation_inputs)
-        if activation.gated and not self.keeping.fused_gate:
-            self._keep(f"{of}activated half", RankTensor(out.rows, out.columns, shards=out.shards))
+        else:
+            self._keep(f"{of}activation input", into, product=self.keeping.narrow_activation_inputs)
+            if activation.gated and not self.keeping.fused_gate:
+                self._keep(f"{of}activated half", RankTensor(out.rows, out.columns, shards=out.shards))
+        computed = (out,) if out.module in self.layout.recomputed else ()
+        self._operator(out, into, *computed)
         return out
 
     def experts(self, x: RankTensor) -> None:
@@ -250,24 +342,29 @@ class MegatronLayer:
         """
         a, t = self.architecture, self.t
         self._keep("feed-forward input", x)  # the router reads it, in 16 bits
-        sent = dispatched_tokens(a, tokens=self.tokens)
+        sent = RankTensor(dispatched_tokens(a, tokens=self.tokens), a.hidden, shards=self.u)
         with self._checkpoint(RecomputedModule.EXPERTS):
+            if a.shared_experts:
+                with self._checkpoint(RecomputedModule.SHARED_EXPERTS):
+                    self._keep("feed-forward input", x, product=True)
+                    half = RankTensor(self.tokens, a.shared_experts * a.expert_width // t)
+                    self._feed_forward(x, half, of="shared expert ")
+            if a.shared_gate:
+                self._keep("shared expert output", RankTensor(self.tokens, a.hidden + 1, shards=self.u))
             self._keep("gates", RankTensor(self.tokens, a.experts or 0, shards=self.u), element=FP32)
-            rows, splits = sent * self.layout.expert_splits, self.layout.expert_splits
-            self._keep("expert input", RankTensor(rows, a.hidden, shards=t), product=True)
+            rows, splits = sent.rows * self.layout.expert_splits, self.layout.expert_splits
+            into = RankTensor(rows, a.hidden, shards=t)
+            self._operator(sent, into)
+            self._keep("expert input", into, product=True)
             out = RankTensor(rows, a.expert_width // splits, shards=t, module=RecomputedModule.EXPERT_ACTIVATION)
+            self._operator(into, self._into(out), product=self._into(out))
             self._keep("expert contraction input", self.activation(out, of="expert "), product=True)
             if self.keeping.weighs_activations:
                 self._keep("weights of rows", RankTensor(rows, 1, shards=t), element=FP32)
             else:
-                self._keep("expert output", RankTensor(sent, a.hidden, shards=self.u))
-            if a.shared_experts:
-                self._keep("feed-forward input", x, product=True)
-                half = RankTensor(self.tokens, a.shared_experts * a.expert_width // t)
-                half = self.activation(half, of="shared expert ")
-                self._keep("shared expert contraction input", half, product=True)
-            if a.shared_gate:
-                self._keep("shared expert output", RankTensor(self.tokens, a.hidden + 1, shards=self.u))
+                self._keep("expert output", sent)
+            self._operator(into, out, product=into)
+            self._operator(sent, sent)
 
 
 def kept_by_layer(workload: Workload, keeping: Keeping) -> tuple[KeptBytes, ...]:

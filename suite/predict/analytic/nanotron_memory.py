@@ -21,8 +21,9 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Architecture, Workload
+from reference_runs.stack import Keeping, Modules, Weights32
 from suite.machine.gpu import H100, cublas_workspace_bytes
-from suite.predict.analytic.activations import kept_units, micro_batch_bytes, recomputed_bytes
+from suite.predict.analytic.activations import kept_units, micro_batch_bytes, working_bytes
 from suite.predict.analytic.flop import layer_forward_flop
 from suite.predict.analytic.memory import (
     WEIGHT_ELEMENT_BYTES,
@@ -254,7 +255,7 @@ def nanotron_memory(
 
     element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = micro_batch_tokens(workload)
-    unit = _known_unit(workload)
+    unit = _known_unit(workload, Keeping(Modules.NANOTRON, Weights32.NEVER))
     stream = element * tokens * architecture.hidden
     context = element * tokens * architecture.query_width // t if layout.micro_batch > 1 else 0
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
@@ -265,7 +266,7 @@ def nanotron_memory(
     kept = KEPT_LOGIT_BYTES * (micro_batches > 1)
     expansions = 2 if architecture.activation.gated else 1
     layer = expansions * element * tokens * architecture.ffn_hidden // t + 2 * stream // t
-    working = (blocks.layers > 0) * layer + recomputed_bytes(unit, layout, layers=blocks.layers)
+    working = (blocks.layers > 0) * layer + working_bytes(unit, layout, layers=blocks.layers)
     memory = NanotronMemory(
         stored=stored,
         copies=copied * parameters,

@@ -10,7 +10,7 @@ from reference_runs.layout import Layout, Offload, Schedule
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, Recipe, Workload
 from reference_runs.stack import Keeping
-from suite.predict.analytic.activations import MicroBatchBytes, kept_units, micro_batch_bytes, recomputed_bytes
+from suite.predict.analytic.activations import MicroBatchBytes, kept_units, micro_batch_bytes, working_bytes
 from suite.predict.analytic.eager_modules import (
     NO_KEEPING,
     adds_in_16_bit,
@@ -21,7 +21,7 @@ from suite.predict.analytic.eager_modules import (
     unscattered_gradient_bytes,
     weight_casts_bytes,
 )
-from suite.predict.analytic.elementwise import larger, smaller
+from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
     FP32,
@@ -48,7 +48,9 @@ class StageMemory(NamedTuple):
     Args:
         weights: in all versions that the schedule keeps.
         activations: of all micro-batches in flight, embedding and head included, logits not.
-        recomputed: what the backward pass computes again and holds at a time.
+        working: what the backward pass of a layer holds beside what is kept: gradients, and what it computes again. On
+            the stage of Megatron's head what it holds beyond one micro-batch's logits, which are gone by then, or the
+            16-bit logits, and their gradient, beside the loss's in fp32.
         waiting: of `activations`, those of the micro-batches that a schedule without flush keeps beyond the one whose
             backward pass ends.
         unfinished: of the layers whose backward pass comes last: one layer's, or one recomputed group's.
@@ -69,7 +71,7 @@ class StageMemory(NamedTuple):
     moments: float
     activations: float
     logits: float
-    recomputed: float
+    working: float
     waiting: float
     unfinished: float
     buffers: float
@@ -107,7 +109,7 @@ class StageMemory(NamedTuple):
             alive = {
                 "activations": self.activations,
                 "logits": self.logits,
-                "recomputed layers": self.recomputed,
+                "a layer's backward pass": self.working,
                 "communication buffers and gathered weights": self.buffers,
             }
             rest = self.peak - sum(constant.values()) - sum(alive.values())
@@ -263,10 +265,12 @@ def _before_passes(
         state = _offloaded(state, layout)
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
     on_stage = heads * (stage == head_stage(layout))
-    head, logits = on_stage * unit.head, on_stage * unit.logits
     kinds = list(zip(shared.kinds, layers, strict=True))
-    recomputed = reduce(larger, [recomputed_bytes(kind, layout, layers=number) for kind, number in kinds])
-    unfinished = recomputed + reduce(larger, [(number > 0) * kind.unit for kind, number in kinds])
+    working = reduce(larger, [working_bytes(kind, layout, layers=number) for kind, number in kinds])
+    unfinished = working + reduce(larger, [(number > 0) * kind.unit for kind, number in kinds])
+    if shared.keeping.megatron_layers:
+        in_16_bit = unit.logits // 2 * (WEIGHT_ELEMENT_BYTES[recipe.precision] < FP32)
+        working = chosen(on_stage > 0, larger(working - unit.logits, in_16_bit), working)
     buffers = buffer_bytes(
         recipe,
         layout,
@@ -277,7 +281,6 @@ def _before_passes(
         stream=shared.stream,
         narrow_gradients=shard_is_master(shared.keeping, workload) or adds_in_16_bit(shared.keeping, workload),
     )
-    temporary = _temporary_bytes(workload, shared.keeping, share)
     copies = sum(number * size for size, number in zip(shared.weight_copies, layers, strict=True))
     constant = state.weights + state.gradient_copy + state.master_weights + state.moments + copies
     accumulated = constant + state.gradients
@@ -285,14 +288,14 @@ def _before_passes(
     each = each + (stage == 0) * unit.embedding
     memory = StageMemory(
         *state,
-        head,
-        logits,
-        recomputed,
+        on_stage * unit.head,
+        on_stage * unit.logits,
+        working,
         0 * each,
         unfinished,
         buffers,
-        temporary,
-        constant + logits + recomputed + buffers,
+        (temporary := _temporary_bytes(workload, shared.keeping, share)),
+        constant + on_stage * unit.logits + working + buffers,
         accumulated + unfinished + buffers,
         accumulated + temporary,
         copies,

@@ -27,8 +27,8 @@ from suite.predict.analytic.activations import (
     kept_units,
     layer_activation_bytes,
     micro_batch_bytes,
-    recomputed_bytes,
     score_bytes,
+    working_bytes,
 )
 from tests.support.eager_block import DTYPES, EagerBlock
 from tests.support.saved_tensors import saved_storage_bytes
@@ -208,9 +208,11 @@ def test_an_input_that_is_kept_in_partitions_is_gathered_beside_them(
 
     def kept_and_again(layout: Layout) -> tuple[int, int]:
         unit = micro_batch_bytes(Workload(architecture, recipe, layout))
-        return unit.unit, recomputed_bytes(unit, layout, layers=4)
+        return unit.unit, working_bytes(unit, layout, layers=4)
 
-    layers = group * sum(layer_activation_bytes(Workload(architecture, recipe, whole)).values())
+    unit = micro_batch_bytes(Workload(architecture, recipe, whole))
+    assert unit.layer == sum(layer_activation_bytes(Workload(architecture, recipe, whole)).values()) < unit.backward
+    layers = (group - 1) * unit.layer + unit.backward
     element = 4 if recipe.precision is Precision.FP32 else 2
     each_input = element * architecture.sequence * architecture.hidden
     assert kept_and_again(whole) == (each_input, layers - each_input)

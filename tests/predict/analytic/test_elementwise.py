@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.run import Workload
-from suite.predict.analytic.activations import activation_bytes, kept_units, micro_batch_bytes, recomputed_bytes
+from suite.predict.analytic.activations import activation_bytes, kept_units, micro_batch_bytes, working_bytes
 from suite.predict.analytic.elementwise import by_row, ceil_division, chosen, larger, smaller
 from suite.predict.analytic.flop import executed_flop, model_flop, rank_executed_flop
 from suite.predict.analytic.layer_products import layer_products
@@ -78,7 +78,7 @@ def test_counts_of_whole_numbers_are_whole(case: Case) -> None:
             assert whole(traffic.payload_bytes, traffic.messages, sent_bytes(traffic, layout))
         assert whole(rank_executed_flop(workload, stage=stage, samples=layout.micro_batch))
     for layers in (0, 1, 5):
-        assert whole(kept_units(layout, layers=layers), recomputed_bytes(unit, layout, layers=layers))
+        assert whole(kept_units(layout, layers=layers), working_bytes(unit, layout, layers=layers))
     assert whole(model_flop(architecture, samples=3), executed_flop(workload, samples=3 * layout.micro_batch))
 
 
@@ -87,4 +87,4 @@ def test_counts_of_whole_numbers_are_whole(case: Case) -> None:
 def test_a_state_that_nothing_shards_is_of_whole_bytes(case: Case) -> None:
     layout = msgspec.structs.replace(case.layout, zero_stage=0, shard_ranks=None)
     memory = stage_memory(Workload(case.architecture, case.recipe, layout), stage=0, micro_batches=case.micro_batches)
-    assert whole(*memory[:5], memory.logits, memory.recomputed, memory.temporary)
+    assert whole(*memory[:5], memory.logits, memory.working, memory.temporary)

@@ -38,6 +38,11 @@ def recomputing(workload: Workload, *modules: RecomputedModule) -> Workload:
     return workload._replace(layout=selective)
 
 
+def freed_bytes(workload: Workload, module: RecomputedModule) -> int:
+    unit = micro_batch_bytes(recomputing(workload, module), CORE)
+    return unit.layer - unit.unit
+
+
 def in_16_bit(workload: Workload) -> Workload:
     return workload._replace(recipe=msgspec.structs.replace(workload.recipe, product_format=ProductFormat.NONE))
 
@@ -65,15 +70,26 @@ def test_inputs_of_activations_are_kept_in_the_products_format_as_deepseek_did()
     assert hai["expert activation input"] == SENT * 2 * 2048 + scales
 
 
+def test_the_fullest_operator_of_a_backward_pass_has_gradients_beside_what_is_kept() -> None:
+    unit, tokens, h, f, t = micro_batch_bytes(LLAMA, CORE), 8192, 16384, 53248, 8
+    # the expansion's: of its output, the residual stream before and after the sum, and of its input, which is gathered
+    # too; what activation and contraction keep is free
+    assert unit.backward - unit.layer == 2 * tokens * (2 * f // t + 2 * h // t + 2 * h - 3 * f // t)
+    # the activation's, a rank alone: what the contraction keeps is free, and its gradient is there
+    alone = LLAMA._replace(layout=Layout(fused_attention=True))
+    unit = micro_batch_bytes(alone, CORE)
+    assert unit.backward - unit.layer == 2 * tokens * (h + f + 2 * f - f)
+
+
 @pytest.mark.parametrize("workload", [DENSE, MIXTURE, in_16_bit(MIXTURE), LLAMA])
 def test_what_modules_recompute_is_what_they_no_longer_keep(workload: Workload) -> None:
     whole = micro_batch_bytes(workload, CORE).layer
     freed = {}
-    for number in (1, 2, 6):
+    for number in (1, 2, len(RecomputedModule)):
         for modules in combinations(RecomputedModule, number):
             unit = micro_batch_bytes(recomputing(workload, *modules), CORE)
-            assert unit.unit + unit.again == unit.layer == whole
-            freed[frozenset(modules)] = unit.again
+            assert unit.layer == whole
+            freed[frozenset(modules)] = unit.layer - unit.unit
     assert max(freed.values()) == freed[frozenset(RecomputedModule)]
     for modules, again in freed.items():
         assert max(freed[frozenset({each})] for each in modules) <= again
@@ -82,9 +98,7 @@ def test_what_modules_recompute_is_what_they_no_longer_keep(workload: Workload) 
 
 def test_each_module_frees_its_tensors() -> None:
     kinds = layer_activation_bytes(in_16_bit(MIXTURE), CORE)
-    freed = {
-        module: micro_batch_bytes(recomputing(in_16_bit(MIXTURE), module), CORE).again for module in RecomputedModule
-    }
+    freed = {module: freed_bytes(in_16_bit(MIXTURE), module) for module in RecomputedModule}
     in_moe = sum(size for kind, size in kinds.items() if "expert" in kind or kind in ("gates", "weights of rows"))
     assert freed == {
         RecomputedModule.CORE_ATTENTION: kinds["log-sum-exp"],
@@ -94,12 +108,13 @@ def test_each_module_frees_its_tensors() -> None:
         RecomputedModule.EXPERT_ACTIVATION: kinds["expert contraction input"],
         RecomputedModule.MLP: 0,
         RecomputedModule.EXPERTS: in_moe,
+        RecomputedModule.SHARED_EXPERTS: sum(size for kind, size in kinds.items() if kind.startswith("shared expert")),
     }
     dense = layer_activation_bytes(LLAMA, CORE)
     of_mlp = sum(dense[kind] for kind in ("feed-forward input", "activation input", "contraction input"))
-    assert micro_batch_bytes(recomputing(LLAMA, RecomputedModule.MLP), CORE).again == of_mlp
+    assert freed_bytes(LLAMA, RecomputedModule.MLP) == of_mlp
     # Transformer Engine's norms are part of its linear layers, which keep what the norm puts out
-    assert micro_batch_bytes(recomputing(LLAMA, RecomputedModule.LAYER_NORM), CORE).again == 0
+    assert freed_bytes(LLAMA, RecomputedModule.LAYER_NORM) == 0
 
 
 def test_no_name_means_attention_and_arrays_of_ranks_give_each_ones_bytes() -> None:

@@ -6,7 +6,7 @@ window.explore = (() => {
   const CARDS = ["step_seconds", "peak_bytes", "mfu", "tokens_per_second", "training_seconds", "accelerator_seconds", "cost"];
   const SENDING = ["tensor parallel", "context parallel", "pipeline", "data parallel", "tied embedding", "expert parallel"];
   const WAITING = ["bubble", "launch", "overhead"];
-  const MEMORY = ["weights", "gradients", "master weights", "moments", "activations", "logits", "recomputed layers",
+  const MEMORY = ["weights", "gradients", "master weights", "moments", "activations", "logits", "a layer's backward pass",
     "communication buffers and gathered weights", "layers still to do", "temporary", "activations of later micro-batches",
     "gradient copy", "copies of weights in the products' format"];
   const PASSES = { F: "forward", B: "backward", I: "gradients of inputs", W: "gradients of weights" };
