@@ -18,7 +18,7 @@ from reference_runs.published_cells import Cells, UnusableError
 from reference_runs.published_tables import TableFacts, load_tables
 from reference_runs.published_words import DTYPES, dtype_named, near_gpu, worded_gpu, worded_rate
 from reference_runs.run import PRECISION_NAMES, Architecture, Precision, ProductFormat, Recipe
-from reference_runs.stack import ReadStack, matches, reading, stack
+from reference_runs.stack import Modules, ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
 
 _MOST_OF_AN_ACCELERATOR = 1e11  # bytes per second of its interfaces: beyond that a rate is of more than one host
@@ -244,7 +244,7 @@ def executed_layout(architecture: Architecture, layout: Layout, stack_name: str,
         run: the recorded run that says what the row leaves open, which may say how gradients are reduced.
     """
     software = stack(stack_name)
-    if software.switches.balances_stages and layout.pipeline_stages > 1 and layout.virtual_stages == 1:
+    if software.switches.modules is Modules.NANOTRON and layout.pipeline_stages > 1 and layout.virtual_stages == 1:
         dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
         layout = msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))
     if software.switches.keeping.titan and layout.pipeline_stages > 1:

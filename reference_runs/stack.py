@@ -98,7 +98,8 @@ class Accumulation(enum.StrEnum):
 class Modules(enum.StrEnum):
     """How modules are written, which decides what they keep for the backward pass.
 
-    fused: with kernels of their own. nanotron: likewise, as nanotron's, whose log reserves much more than its tensors.
+    fused: with kernels of their own. nanotron: likewise, as nanotron's, whose log reserves much more than its tensors,
+    and which deals layers to pipeline stages by their flop, the head counted.
     megatron-core: likewise, with Transformer Engine and Megatron-Core's fused activations. nemo: the same, with
     gradients in 16 bits. hai-llm: likewise, as DeepSeek-V3 was trained, with inputs of activations in 8 bits.
     eager: operator by operator, as in Transformers.
@@ -234,7 +235,6 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             the node's own links; otherwise once to each expert.
         overlaps_pipeline: the next chunk is computed while a stage's output is sent, where stages interleave.
         synchronises_layers: the host waits for the accelerator at every recomputed layer.
-        balances_stages: layers are dealt to pipeline stages by their flop, the head counted.
         one_ring: collectives between nodes go through one network interface.
         modules: what they keep of activations.
         weights_32: which weights are in fp32.
@@ -261,7 +261,6 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sends_once_to_nodes: bool
     overlaps_pipeline: bool
     synchronises_layers: bool
-    balances_stages: bool
     one_ring: bool
     modules: Modules
     weights_32: Weights32

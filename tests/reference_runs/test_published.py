@@ -26,7 +26,7 @@ from reference_runs.published_tables import (
     shipped_tables,
 )
 from reference_runs.run import Activation, Mask, Precision
-from reference_runs.stack import stack_of, stacks
+from reference_runs.stack import Modules, stack_of, stacks
 from tests.support.published_rows import ROWS_AND_USED
 
 STACKS = {
@@ -196,7 +196,7 @@ def test_what_a_table_says_of_a_framework_comes_before_what_is_generally_so() ->
 def test_stages_have_counted_layers_where_the_stack_balances_them_and_only_there() -> None:
     for row in (row for table in tables().values() for row in table.rows):
         counts, layout = row.layout.stage_layer_counts, row.layout
-        balanced = stacks()[row.stack].switches.balances_stages
+        balanced = stacks()[row.stack].switches.modules is Modules.NANOTRON
         assert (counts is not None) == (balanced and layout.pipeline_stages > 1 and layout.virtual_stages == 1)
         if counts is not None:
             assert (len(counts), sum(counts)) == (layout.pipeline_stages, row.architecture.layers)

@@ -33,7 +33,6 @@ PLAIN = Stack(
     sends_once_to_nodes=False,
     overlaps_pipeline=False,
     synchronises_layers=False,
-    balances_stages=False,
     one_ring=False,
     modules=Modules.EAGER,
     weights_32=Weights32.NEVER,

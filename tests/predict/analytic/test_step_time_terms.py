@@ -295,9 +295,9 @@ def test_every_number_and_switch_of_the_step_is_among_those_that_never_make_it_f
     peaks = {"peak_is_measured", "product_peak_flop_per_second", "host_bytes_per_second", "kernels"}
     # what reaches other memories hides messages, and then reads weights once for each piece of a product
     assert new == {*NUMBERS, *peaks, "stack", *FASTER, "direct_link"}
-    # three others choose other numbers or layouts: libraries, the attention kernel, the dealing of layers; the fourth
-    # is the host's time or none; the last two change memory alone
-    others = {"generation", "attention", "balances_stages", "python_launches", "modules", "weights_32"}
+    # two others choose other numbers: libraries, the attention kernel; the third is the host's time or none; modules
+    # say how things are written, see test_layer_time.py; the last changes memory alone
+    others = {"generation", "attention", "python_launches", "modules", "weights_32"}
     assert set(PLAIN.__struct_fields__) == {*SWITCHED, *COUNTS, *others}
 
 
