@@ -223,17 +223,24 @@ def test_gathers_alone_are_as_narrow_as_the_products_that_read_them(
     }
 
 
-# A layer of torchtitan with full recomputation: message -> the product beside it; none where a sum stands between them
-DTENSOR_GATHERS = ("query, key, value", "expansion", "query, key, value", "expansion", "projection", "contraction")
-DTENSOR_SCATTERS = ("projection", "contraction", "projection", None, None)
+INPUTS, OUTPUTS = ("query, key, value", "expansion"), ("projection", "contraction")
+# Messages of a layer of torchtitan by the product beside each, none where a sum stands between them: gathers, scatters
+DTENSOR = {
+    Recomputation.NONE: ((*INPUTS, *OUTPUTS), (*OUTPUTS, None, None)),
+    Recomputation.SELECTIVE_OP: ((*INPUTS, *INPUTS, *OUTPUTS), (*OUTPUTS, None, None)),
+    Recomputation.FULL: ((*INPUTS, *INPUTS, *OUTPUTS), (*OUTPUTS, "projection", None, None)),
+}
 
 
 @pytest.mark.parametrize("product_format", ["none", "fp8-current"])
 @pytest.mark.parametrize("pieces", [1, 8])
-def test_messages_of_torchtitan_hide_beside_one_product_each(pieces: int, product_format: str) -> None:
+@pytest.mark.parametrize("recomputation", DTENSOR)
+def test_messages_of_torchtitan_hide_beside_one_product_each(
+    recomputation: Recomputation, pieces: int, product_format: str
+) -> None:
     run = reference_run("llama3.1-70b")
     layout = Layout(
-        tensor_parallel=8, sequence_parallel=True, micro_batch=2, fused_attention=True, recomputation=Recomputation.FULL
+        tensor_parallel=8, sequence_parallel=True, micro_batch=2, fused_attention=True, recomputation=recomputation
     )
     recipe = msgspec.structs.replace(run.recipe, product_format=ProductFormat(product_format))
     workload = Workload(run.architecture, recipe, layout)
@@ -252,9 +259,10 @@ def test_messages_of_torchtitan_hide_beside_one_product_each(pieces: int, produc
             return share * (sent + 2 * moved)
         return max(share * sent - 7 / 8 * products[part][0], 0.0) + summed
 
-    gathers = sum(exposed(part, share=narrow, summed=0.0) for part in DTENSOR_GATHERS)
-    scatters = sum(exposed(part, share=1.0, summed=9 / 8 * moved) for part in DTENSOR_SCATTERS)
-    ends = 2 * (sent + 2 * moved)
-    assert found("all_gather", 8 * layers + 3) == pytest.approx(layers * gathers + ends, rel=1e-12)
-    assert found("reduce_scatter", 6 * layers + 2) == pytest.approx(layers * scatters + ends, rel=1e-12)
+    gathers, scatters = DTENSOR[recomputation]
+    gathered = sum(exposed(part, share=narrow, summed=0.0) for part in gathers)
+    scattered = sum(exposed(part, share=1.0, summed=9 / 8 * moved) for part in scatters)
+    ends, again = 2 * (sent + 2 * moved), 2 * (recomputation is not Recomputation.NONE)
+    assert found("all_gather", (6 + again) * layers + 3) == pytest.approx(layers * gathered + ends, rel=1e-12)
+    assert found("reduce_scatter", (4 + again) * layers + 2) == pytest.approx(layers * scattered + ends, rel=1e-12)
     assert exposed_dtensor_seconds(workload, machine, 0, 3, "all_reduce", 2.0) == 2.0

@@ -9,7 +9,7 @@ import pytest
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Workload
+from reference_runs.run import Mask, Workload
 from reference_runs.stack import ContextParallel, Stack, stack
 from suite.predict.analytic.machine import PLAIN
 from suite.predict.analytic.ring_attention import attention_forwards, exposed_ring_seconds, ring_work
@@ -40,6 +40,8 @@ def test_consecutive_parts_give_the_last_rank_most_blocks(ranks: int) -> None:
     assert ring_work(llama(ranks), of(ContextParallel.PYTORCH_2_5)).imbalance == pytest.approx(float(imbalance))
     for balanced in (ContextParallel.GATHERED, ContextParallel.RING, ContextParallel.PYTORCH):
         assert ring_work(llama(ranks), of(balanced)).imbalance == 1
+    whole = llama(ranks)._replace(architecture=msgspec.structs.replace(LLAMA.architecture, mask=Mask.PREFIX))
+    assert ring_work(whole, of(ContextParallel.PYTORCH_2_5)).imbalance == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
