@@ -53,6 +53,7 @@ COMMANDS = {
     "fit": ("suite.commands.fit", "fit_command"),
     "plan": ("suite.commands.plan", "plan_command"),
     "explore": ("suite.commands.explore", "explore_command"),
+    "diagnose": ("suite.commands.diagnose", "diagnose"),
     "validate": ("suite.commands.validate", "validate"),
     "refit": ("suite.commands.refit", "refit_command"),
     "formulas": ("suite.commands.formulas", "formulas"),

@@ -20,6 +20,8 @@ from suite.fleet.references import FleetReferences
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
 from suite.predict.analytic.memory_uncertainty import MemoryVerdict
+from suite.predict.diagnosis.compared import ComparedRuns
+from suite.predict.diagnosis.diagnosis import RunDiagnosis
 from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Score
@@ -303,6 +305,22 @@ class FleetTable(msgspec.Struct, kw_only=True):
     left_out: list[Any]
 
 
+class DiagnosedRun(msgspec.Struct, kw_only=True):
+    """The diagnosis of a measured run."""
+
+    log: str | None
+    run: str | None
+    diagnosis: RunDiagnosis
+
+
+class PrintedMfu(msgspec.Struct, kw_only=True):
+    """A printed MFU above 1: what it is by the dense peak, by the peak that it may divide by."""
+
+    accelerator: str
+    mfu: float
+    dense_mfu: dict[str, float]
+
+
 # Command -> types of the lines that it prints
 TYPES: dict[str, tuple[type, ...]] = {
     "runs": (ListedRun,),
@@ -311,6 +329,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
     "fit": (FitAnswer, TracedFitAnswer, ServingAnswer, TiersAnswer),
+    "diagnose": (DiagnosedRun, ComparedRuns, PrintedMfu),
     "validate": (Score, ProxyPair, RankedLayout),
     "formulas": (FormulaResult,),
     "reproduce": (LaunchAnswer, Launches),

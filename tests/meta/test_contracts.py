@@ -31,6 +31,7 @@ COMMANDS = (
     "predict bloom-176b",
     "predict bloom-mini --json",
     "predict bloom-176b --choices --on h200",
+    "diagnose --run gpt2-124m --on a100-sxm-80gb --batch 480 --layout dp8,micro12 --stack pytorch --step-time 0.56",
     "validate --help",
     "formulas",
     "schema predict",

@@ -1,0 +1,1 @@
+"""Logs of training runs as frameworks print them: steps, the time of each, and what else a line says."""

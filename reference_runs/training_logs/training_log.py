@@ -1,0 +1,286 @@
+"""One run as its log says it: the steps in order, sizes, timers, warnings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.mlperf_log import MARK, logged_run
+from reference_runs.recorded_file import shown_path
+from reference_runs.training_logs.facts import SIGNS, Sign, facts_of, timers_of
+from reference_runs.training_logs.formats import FORMATS, PROGRESS, LogFormat
+from reference_runs.training_logs.lines import log_lines, number
+
+MOST_STEPS = 100_000  # kept of a log; of more every second, every fourth, ...
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
+_KNOWN_WORDS = re.compile(r"iter|step|loss|time|tok|sampl|flop|mfu|throughput|epoch", re.IGNORECASE)
+_SHOWN_LETTERS = 100
+
+
+class PrintedStep(msgspec.Struct):
+    """Figures that a log has of one step, or of the mean step since its line before; None where it does not.
+
+    Args:
+        number: of the step, as the framework counts.
+        last: number of the run's last step.
+        seconds: of the step.
+        samples: sequences of the step, over all ranks.
+        device_tokens_per_second: of one accelerator.
+        tokens_per_second: of all.
+        flop_per_second: of one accelerator.
+        mfu: as a fraction.
+        stamp: time of day in seconds.
+    """
+
+    number: float | None = None
+    last: float | None = None
+    seconds: float | None = None
+    samples: float | None = None
+    sequence: float | None = None
+    device_tokens_per_second: float | None = None
+    tokens_per_second: float | None = None
+    printed_tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    batches_per_second: float | None = None
+    steps_per_second: float | None = None
+    tokens_seen: float | None = None
+    runtime: float | None = None
+    flop_per_second: float | None = None
+    mfu: float | None = None
+    memory_bytes: float | None = None
+    loss: float | None = None
+    skipped: float | None = None
+    watts: float | None = None
+    data_share: float | None = None
+    stamp: float | None = None
+
+
+class TrainingLog(msgspec.Struct):
+    """A run's log.
+
+    Args:
+        steps: in their order; of several runs in a file those of the last.
+        facts: sizes that it says, see `reference_runs.training_logs.facts.FACTS`.
+        timers: of parts of a step, each the median over the lines that say it: seconds of the fastest rank and of the
+            slowest.
+        signs: how many lines have each.
+        notes: what a reader should know of how the file was read.
+    """
+
+    where: str
+    format: LogFormat
+    steps: list[PrintedStep]
+    facts: dict[str, int]
+    timers: dict[str, tuple[float, float]]
+    signs: Counter[Sign]
+    notes: list[str]
+
+
+class _LogReader:
+    """Gathers a log line by line."""
+
+    def __init__(self) -> None:
+        self.format: LogFormat | None = None
+        self.steps: list[PrintedStep] = []
+        self.facts: dict[str, int] = {}
+        self.timers: dict[str, list[tuple[float, float]]] = {}
+        self.signs: Counter[Sign] = Counter()
+        self.others: Counter[str] = Counter()
+        self.progress: list[tuple[int, float]] = []
+        self.runs = 1
+        self.stride, self.seen = 1, 0
+        self.closest, self.likeness = "", 0
+
+    def take(self, line: str) -> None:
+        """Read one line."""
+        for sign, pattern in SIGNS.items():
+            if pattern.search(line):
+                self.signs[sign] += 1
+        for match in PROGRESS.finditer(line):
+            done, elapsed = int(match["done"]), _clock_seconds(match["elapsed"])
+            if not self.progress or done > self.progress[-1][0]:
+                self.progress.append((done, elapsed))
+        if self._take_step(line):
+            return
+        self.facts |= facts_of(line)
+        for name, seconds in timers_of(line).items():
+            self.timers.setdefault(name, []).append(seconds)
+        likeness = len(set(map(str.lower, _KNOWN_WORDS.findall(line))))
+        if likeness > self.likeness:
+            self.closest, self.likeness = line, likeness
+
+    def _take_step(self, line: str) -> bool:
+        """Whether the line says something of a step."""
+        found = next((each for each in FORMATS if each.begins.search(line)), None)
+        if found is not None and self.format is None:
+            self.format = found
+        if self.format is None:
+            return False
+        if found is not None and found is not self.format:
+            self.others[found.name] += 1
+            return False
+        if found is None:
+            return self.format.goes_on and bool(self.steps) and _fill(self.steps[-1], self.format, line)
+        step = PrintedStep(stamp=_stamp(line))
+        _fill(step, self.format, line)
+        self._append(step)
+        return True
+
+    def _append(self, step: PrintedStep) -> None:
+        last = self.steps[-1] if self.steps else None
+        if last is not None and step.number is not None and last.number is not None:
+            if step.number == last.number:  # each rank prints it
+                return
+            if step.number < last.number or (step.last is not None and step.last != last.last):
+                self.runs += 1
+                self.steps.clear()
+        self.seen += 1
+        if self.seen % self.stride == 0:
+            self.steps.append(step)
+        if len(self.steps) > MOST_STEPS:
+            self.steps = self.steps[::2]
+            self.stride *= 2
+
+
+def training_log(path: Path) -> TrainingLog:
+    """The run in a log; of several one after the other the last.
+
+    Raises:
+        InputError: an unreadable file, or none whose steps are understood: the closest line is named.
+    """
+    where = shown_path(path)
+    reader = _LogReader()
+    try:
+        if path.suffix == ".json":
+            return _trainer_state(path, where)
+        for line in log_lines(path):
+            if MARK in line:
+                return _mlperf(path, where)
+            reader.take(line)
+    except OSError as error:
+        raise InputError(f"cannot read the log: {error.strerror}", where=where) from error
+    if reader.format is None and reader.progress:
+        reader.format = FORMATS[-1]
+    if reader.format is None or not (reader.steps or reader.progress):
+        known = ", ".join(each.name for each in FORMATS)
+        closest = f"closest: {reader.closest.strip()[:_SHOWN_LETTERS]!r}" if reader.closest else "no line is like one"
+        raise InputError("no step is understood", got=closest, allowed=f"steps as {known} print them", where=where)
+    return _gathered(reader, where)
+
+
+def _gathered(reader: _LogReader, where: str) -> TrainingLog:
+    assert reader.format is not None
+    notes = []
+    if reader.runs > 1:
+        notes.append(f"{reader.runs} runs in the file: the last one is read")
+    for name, count in reader.others.items():
+        notes.append(f"{count} lines of {name} are not read")
+    if reader.stride > 1:
+        notes.append(f"every {reader.stride}th step is read of {reader.seen:,}")
+    steps = reader.steps
+    if any(step.loss is not None and math.isnan(step.loss) for step in steps):
+        reader.signs[Sign.NOT_A_NUMBER] = sum(step.loss is not None and math.isnan(step.loss) for step in steps)
+    if not any(step.seconds for step in steps) and reader.progress:
+        steps = _steps_of_progress(reader.progress, steps)
+        since = "" if len(reader.progress) > 1 else ", a mean from the start on"
+        notes.append(f"step times are those of the progress bar, to a second{since}")
+    timers = {name: _median_pair(pairs) for name, pairs in reader.timers.items()}
+    return TrainingLog(where, reader.format, steps, reader.facts, timers, reader.signs, notes)
+
+
+def _median_pair(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    ordered = sorted(pairs, key=lambda pair: pair[1])
+    return ordered[len(ordered) // 2]
+
+
+def _fill(step: PrintedStep, form: LogFormat, line: str) -> bool:
+    """Whether the line says a field; each is taken once, of a block the first."""
+    taken = False
+    for field, pattern in form.fields.items():
+        match = pattern.search(line)
+        if match is None or getattr(step, field) is not None:
+            continue
+        value = number(match[1]) * form.factors.get(field, 1.0)
+        if field in ("seconds", "loss") or (math.isfinite(value) and value > 0) or field in ("number", "skipped"):
+            setattr(step, field, value)
+            taken = True
+    return taken
+
+
+def _stamp(line: str) -> float | None:
+    match = _STAMP.search(line)
+    if match is None:
+        return None
+    import datetime
+
+    day = datetime.date.fromisoformat(match[1]).toordinal()
+    fraction = float(f"0.{match[5]}") if match[5] else 0.0
+    return ((day * 24 + int(match[2])) * 60 + int(match[3])) * 60 + int(match[4]) + fraction
+
+
+def _clock_seconds(text: str) -> float:
+    seconds = 0
+    for part in text.split(":"):
+        seconds = seconds * 60 + int(part)
+    return float(seconds)
+
+
+def _steps_of_progress(progress: list[tuple[int, float]], said: list[PrintedStep]) -> list[PrintedStep]:
+    """A step for each stretch between two bars, with its mean time; what the log says of its last step goes along."""
+    if len(progress) == 1:
+        progress = [(0, 0.0), *progress]
+    steps = [
+        PrintedStep(number=float(done), seconds=(elapsed - before) / (done - first))
+        for (first, before), (done, elapsed) in pairwise(progress)
+    ]
+    for field in ("tokens_seen", "runtime", "printed_tokens_per_second", "samples_per_second", "steps_per_second"):
+        values = [value for step in said if (value := getattr(step, field)) is not None]
+        if values:
+            setattr(steps[-1], field, values[-1])
+    return steps
+
+
+def _trainer_state(path: Path, where: str) -> TrainingLog:
+    """Hugging Face's trainer_state.json: its history has no time of a step, its last entry that of all.
+
+    Raises:
+        InputError: another JSON file.
+    """
+    try:
+        state = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise InputError(f"not JSON: {error}", where=where) from error
+    if not isinstance(state, dict) or "log_history" not in state:
+        raise InputError("a JSON file that is no trainer_state.json", allowed="one with log_history", where=where)
+    history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
+    rates = [entry["train_steps_per_second"] for entry in history if entry.get("train_steps_per_second")]
+    if not rates:
+        raise InputError("has no train_steps_per_second: the training has not ended", where=where)
+    facts = {"micro_batch": int(state["train_batch_size"])} if state.get("train_batch_size") else {}
+    last = history[-1]
+    step = PrintedStep(
+        number=float(state.get("global_step", 0)),
+        seconds=1 / rates[-1],
+        samples_per_second=last.get("train_samples_per_second"),
+        printed_tokens_per_second=last.get("train_tokens_per_second"),
+        steps_per_second=rates[-1],
+        runtime=last.get("train_runtime"),
+        tokens_seen=state.get("num_input_tokens_seen") or None,
+    )
+    notes = ["one mean over the whole training, with its evaluations and checkpoints"]
+    return TrainingLog(where, FORMATS[-1], [step], facts, {}, Counter(), notes)
+
+
+def _mlperf(path: Path, where: str) -> TrainingLog:
+    run = logged_run(path)
+    step = PrintedStep(seconds=run.step_seconds, samples=float(run.global_batch))
+    sizes = {"batch": run.global_batch, "sequence": run.sequence, "gpus": run.ranks}
+    facts = {name: size for name, size in sizes.items() if size}
+    form = LogFormat("MLPerf", re.compile(MARK), {})
+    return TrainingLog(where, form, [step], facts, {}, Counter(), [f"the median of {run.parts} parts: {run.part}"])

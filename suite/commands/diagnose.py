@@ -1,0 +1,211 @@
+"""Why is a run slow? A log, or numbers in its place, beside what was to be expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
+from reference_runs.catalog import accumulation
+from reference_runs.errors import InputError
+from reference_runs.run import Precision
+from reference_runs.training_logs.training_log import TrainingLog, training_log
+from suite.commands import exit_codes
+from suite.commands.options import print_json
+from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
+from suite.machine.half_precision import WORK_DTYPES
+from suite.predict.diagnosis.compared import ComparedRun, ComparedRuns, compared
+from suite.predict.diagnosis.counting import Printed, dense_share
+from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, diagnosis, printed_rates
+from suite.predict.diagnosis.pace import Pace, pace, step_seconds
+from suite.predict.diagnosis.said import Said, said
+from suite.predict.plan.asked import check_positive
+from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run
+from suite.predict.recorded_run.figures import Prices
+from suite.report.terminal.diagnosis import print_comparison, print_diagnosis, print_printed_mfu
+from suite.report.terminal.tables import console
+
+_NUMBERS = "Numbers in place of a log, or beside it"
+
+
+@asks_edition
+@asks_training
+def diagnose(  # noqa: PLR0913  # long: the command's options
+    log: Annotated[
+        Path | None, typer.Argument(help="Log of a training, as its framework prints it.", show_default=False)
+    ] = None,
+    *,
+    asked: Asked,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="The model: a recorded run, a run file ending in .toml, or config.json (default: no prediction).",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log of another run to compare with: one node and two, before and after.", show_default=False
+        ),
+    ] = None,
+    against_gpus: Annotated[int | None, typer.Option(help="Accelerators of that run.", show_default=False)] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Layout, such as dp8,tp4,pp12 (default: the log's, the run's own, or the fastest that fits).",
+            rich_help_panel=LAYOUT_PANEL,
+        ),
+    ] = None,
+    step_time: Annotated[
+        float | None, typer.Option(help="Seconds of a step.", show_default=False, rich_help_panel=_NUMBERS)
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(help="MFU as it is printed, in percent.", show_default=False, rich_help_panel=_NUMBERS),
+    ] = None,
+    tflops: Annotated[
+        float | None,
+        typer.Option(help="Tflop/s of an accelerator as printed.", show_default=False, rich_help_panel=_NUMBERS),
+    ] = None,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option(help="Tokens per second of an accelerator.", show_default=False, rich_help_panel=_NUMBERS),
+    ] = None,
+    json: JsonOutput = False,
+) -> None:
+    """Say whether a run is as fast as expected, whether its rates are counted rightly, and what makes it slow.
+
+    Logs of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo, Megatron-Bridge, torchtitan, nanotron, DeepSpeed, the
+    Hugging Face Trainer (console, trainer_state.json), Composer, OLMo-core, MaxText, litgpt, nanoGPT, nanochat, llm.c
+    and MLPerf are read. What a log does not say (model, accelerator, layout) options say.
+
+    Examples: python -m suite diagnose train.log --run llama2-7b --on a100 --gpus 8;
+    python -m suite diagnose --run gpt2-124m --on a100 --gpus 8 --step-time 0.562;
+    python -m suite diagnose two_nodes.log --against one_node.log
+
+    Exit codes: 0 as expected; 1 slow, implausible or counted wrongly; 2 bad input; 3 nothing to compare with.
+    """
+    given = {"--step-time": step_time, "--mfu": mfu, "--tflops": tflops, "--tokens-per-second": tokens_per_second}
+    check_positive(given)
+    if log is None and step_time is None and tokens_per_second is None:
+        if mfu is None or asked.on is None:
+            raise InputError("missing argument 'log'", allowed="a log, or --step-time, or --mfu with --on")
+        _print_mfu(mfu / 100, asked.on, as_json=json)
+        return
+    read = training_log(log) if log else None
+    known = said(read, sequence=asked.training.sequence) if read else Said()
+    layout = layout or known.layout
+    predicted = _predicted(run, _completed(asked, known), layout, read)
+    tokens, gpus, micro_batches = _work(predicted, _completed(asked, known))
+    if step_time is not None or read is None:
+        seconds = _stated_seconds(step_time, tokens_per_second, tokens, gpus)
+        measured = Pace(seconds, seconds, seconds, 1)
+    else:
+        measured = pace(step_seconds(read, tokens=tokens, gpus=gpus, micro_batches=micro_batches))
+    if against is not None:
+        if read is None:
+            raise InputError("missing argument 'log'", allowed="a log to compare with that of --against")
+        here = ComparedRun(read, measured, asked.gpus or known.gpus, asked.training.batch or known.batch)
+        _print_comparison(compared(here, _other(against, against_gpus)), as_json=json)
+        return
+    logged = printed_rates(read) if read else Printed()
+    printed = Printed(
+        tflops * 1e12 if tflops else logged.flop_per_second,
+        mfu / 100 if mfu else logged.mfu,
+        tokens_per_second or logged.device_tokens_per_second,
+        logged.tokens_per_second,
+    )
+    answer = diagnosis(read, measured, printed, predicted, states_layout=layout is not None)
+    answer.notes.extend(f"assumed: {each}" for each in known.assumed)
+    _print(log, run, answer, predicted, as_json=json)
+
+
+def _print_mfu(mfu: float, on: str, *, as_json: bool) -> None:
+    """Print what a printed MFU is by the dense peak, if it divides by another."""
+    device = accelerator(on)
+    peak = dense_peak_flop_per_second(device, WORK_DTYPES[Precision.BF16])
+    shares = dense_share(mfu, peak, Precision.BF16)
+    if as_json:
+        print_json({"accelerator": device.name, "mfu": mfu, "dense_mfu": shares})
+    else:
+        print_printed_mfu(console(), mfu, device.name, peak, shares)
+    raise typer.Exit(exit_codes.FAIL if shares else exit_codes.INCONCLUSIVE)
+
+
+def _completed(asked: Asked, known: Said) -> Asked:
+    """The options, and in place of absent ones what the log says."""
+    given = asked.training
+    training = given._replace(
+        batch=given.batch or known.batch,
+        micro_batch=given.micro_batch or known.micro_batch,
+        sequence=given.sequence or known.sequence,
+    )
+    return asked._replace(gpus=asked.gpus or known.gpus, training=training)
+
+
+def _predicted(run: str | None, asked: Asked, layout: str | None, log: TrainingLog | None) -> Predicted | None:
+    if run is None:
+        return None
+    network = None if asked.network is None else asked.network * 1e9 / 8
+    stack = asked.stack or (log.format.stack if log else None)
+    request = PredictionRequest(
+        asked.on, None, layout, network, Prices(None, None, 1.0), stack, gpus=asked.gpus, training=asked.training
+    )
+    return predicted_run(run, request)
+
+
+def _work(predicted: Predicted | None, asked: Asked) -> tuple[float | None, int | None, int | None]:
+    """Tokens of a step, accelerators, and micro-batches of a step and rank, as far as they are known."""
+    batch, sequence = asked.training.batch, asked.training.sequence
+    if predicted is None or predicted.run is None or predicted.layout is None:
+        return batch * sequence if batch and sequence else None, asked.gpus, None
+    recipe, architecture = predicted.run.recipe, predicted.run.architecture
+    tokens = recipe.global_batch * architecture.sequence
+    return tokens, predicted.layout.ranks, accumulation(recipe, predicted.layout)
+
+
+def _stated_seconds(step_time: float | None, rate: float | None, tokens: float | None, gpus: int | None) -> float:
+    """Seconds of a step as they are stated, or of a rate of tokens.
+
+    Raises:
+        InputError: a rate, without the tokens of a step or the number of accelerators.
+    """
+    if step_time is not None:
+        return step_time
+    if rate is None or tokens is None or gpus is None:
+        allowed = "--run, --batch and --gpus beside it, or --step-time"
+        raise InputError("a rate alone makes no step time", allowed=allowed, where="--tokens-per-second")
+    return tokens / gpus / rate
+
+
+def _other(path: Path, gpus: int | None) -> ComparedRun:
+    log = training_log(path)
+    known = said(log)
+    tokens = known.batch * known.sequence if known.batch and known.sequence else None
+    timed = step_seconds(log, tokens=tokens, gpus=gpus or known.gpus, micro_batches=None)
+    return ComparedRun(log, pace(timed), gpus or known.gpus, known.batch)
+
+
+def _print(
+    log: Path | None, run: str | None, answer: RunDiagnosis, predicted: Predicted | None, *, as_json: bool
+) -> None:
+    if as_json:
+        print_json({"log": str(log) if log else None, "run": run, "diagnosis": answer})
+    else:
+        print_diagnosis(console(), str(log) if log else "the numbers given", run, answer, predicted)
+    if answer.outcome is RunOutcome.NOT_PREDICTED:
+        raise typer.Exit(exit_codes.INCONCLUSIVE)
+    if answer.outcome not in (RunOutcome.EXPECTED, RunOutcome.FAST):
+        raise typer.Exit(exit_codes.FAIL)
+
+
+def _print_comparison(found: ComparedRuns, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        print_comparison(console(), found)
+    if found.causes:
+        raise typer.Exit(exit_codes.FAIL)

@@ -1,0 +1,88 @@
+"""Two measured runs of one model: one node and two, before and after."""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.training_logs.training_log import TrainingLog
+from suite.predict.diagnosis.causes import SlowCause, seen_causes
+from suite.predict.diagnosis.pace import Pace
+
+LEAST_LOSS = 0.05  # of the rate of one accelerator; less is noise
+_WORK_ALIKE = 0.02  # relative: flop a step of both
+
+
+class ComparedRuns(msgspec.Struct, frozen=True):
+    """One run beside another.
+
+    Args:
+        slowdown: seconds of a sample and accelerator here over those of the other run, or of a step where the batches
+            are not known; below 1: this run is faster.
+        of_step: whether it is of steps.
+        formula_changed: whether both print another flop for the same batch: their rates are not comparable.
+    """
+
+    here: str
+    other: str
+    seconds: float
+    other_seconds: float
+    slowdown: float
+    of_step: bool
+    formula_changed: bool
+    causes: list[SlowCause]
+
+
+class ComparedRun(NamedTuple):
+    """One of both: its log, its pace, and how many accelerators it had; None: not known."""
+
+    log: TrainingLog
+    pace: Pace
+    gpus: int | None
+    batch: int | None
+
+    @property
+    def device_samples(self) -> float | None:
+        """Samples of a step on one accelerator; None: not known."""
+        return self.batch / self.gpus if self.batch and self.gpus else None
+
+
+def compared(here: ComparedRun, other: ComparedRun) -> ComparedRuns:
+    """How much slower one run is than another, each sample and accelerator, and why."""
+    shares = here.device_samples, other.device_samples
+    slowdown = here.pace.seconds / other.pace.seconds
+    if shares[0] and shares[1]:
+        slowdown *= shares[1] / shares[0]
+    causes = []
+    if slowdown > 1 + LEAST_LOSS:
+        causes = [cause for cause in seen_causes(here.log, here.pace) if cause.seconds is None or cause.seconds > 0]
+        excess = here.pace.seconds * (1 - 1 / slowdown)
+        if here.gpus and other.gpus and here.gpus > other.gpus:
+            words = f"messages between {here.gpus} accelerators in place of {other.gpus}: links or the network"
+            confirm = (
+                "NCCL_DEBUG=INFO (NET/IB or NET/Socket), nccl-tests between nodes; GPUs show 100 % while they wait"
+            )
+            causes.append(SlowCause(words, excess, confirm))
+    return ComparedRuns(
+        here.log.where,
+        other.log.where,
+        here.pace.seconds,
+        other.pace.seconds,
+        slowdown,
+        None in shares,
+        _formula_changed(here, other),
+        causes,
+    )
+
+
+def _formula_changed(here: ComparedRun, other: ComparedRun) -> bool:
+    """Whether printed rates times step times differ although the batches are alike."""
+    works = []
+    for run in (here, other):
+        printed = [step.flop_per_second for step in run.log.steps if step.flop_per_second]
+        if not printed or run.device_samples is None:
+            return False
+        works.append(statistics.median(printed) * run.pace.seconds / run.device_samples)
+    return abs(works[0] / works[1] - 1) > _WORK_ALIKE

@@ -1,0 +1,121 @@
+"""How long the steps of a log take: the usual one, the spread, a drift, and stalls."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.training_logs.training_log import PrintedStep, TrainingLog
+
+WARM_UP = 3  # steps that are left out where there are twice as many: compilation, first batches, asynchronous dispatch
+STALL = 1.5  # times the median: a step that takes longer is a stall
+DRIFT = 0.1  # of the median from the first tenth to the last: less is no trend
+_ENOUGH = 10  # steps to see a trend or a rhythm in
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Seconds of the steps without the first ones.
+
+    Args:
+        seconds: the median.
+        low: the first quartile.
+        high: the third.
+        steps: how many.
+        warm_up: how many first ones were left out.
+        drift: median of the last third over that of the first, less 1; None: too few steps.
+        stalls: how many took longer than STALL times the median.
+        stalled_seconds: by which stalls make the mean step longer than the median.
+        rhythm: steps from stall to stall, where that is always alike.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    steps: int
+    warm_up: int = 0
+    drift: float | None = None
+    stalls: int = 0
+    stalled_seconds: float = 0.0
+    rhythm: int | None = None
+
+
+def step_seconds(
+    log: TrainingLog, *, tokens: float | None, gpus: int | None, micro_batches: int | None
+) -> list[PrintedStep]:
+    """The log's steps with a time, each with `seconds` of one whole step.
+
+    Where no time is printed it follows, in this order: from the rate of steps, from tokens of a step and their rate,
+    from samples and theirs, from stamps of lines.
+
+    Args:
+        tokens: of a step, over all ranks; None: not known.
+        micro_batches: of a step and rank, where the log times single ones.
+
+    Raises:
+        InputError: no step has a time, or what it takes to compute one is not known.
+    """
+    timed = []
+    before: PrintedStep | None = None
+    for step in log.steps:
+        seconds = step.seconds
+        if seconds is not None and log.format.of_micro_batch:
+            seconds = seconds * (micro_batches or 1)
+        seconds = seconds or _from_rates(step, tokens, gpus)
+        if seconds is None and before is not None:
+            seconds = _between(before, step)
+        before = step
+        if seconds is not None and 0 < seconds < float("inf"):
+            timed.append(PrintedStep(number=step.number, seconds=seconds))
+    if timed:
+        return timed
+    backwards = any(a.stamp and b.stamp and b.stamp < a.stamp for a, b in pairwise(log.steps))
+    what = "the time runs backwards" if backwards else "no step has a time"
+    allowed = "a log with times, or --run, --batch, --sequence and --gpus, which make times of rates"
+    raise InputError(what, allowed=allowed, where=log.where)
+
+
+def _from_rates(step: PrintedStep, tokens: float | None, gpus: int | None) -> float | None:
+    if rate := step.batches_per_second or step.steps_per_second:
+        return 1 / rate
+    if tokens and step.tokens_per_second:
+        return tokens / step.tokens_per_second
+    if tokens and gpus and step.device_tokens_per_second:
+        return tokens / gpus / step.device_tokens_per_second
+    if step.samples and step.samples_per_second:
+        return step.samples / step.samples_per_second
+    return None
+
+
+def _between(before: PrintedStep, step: PrintedStep) -> float | None:
+    """Seconds of a step by the stamps of two lines; None: one lacks its stamp or number, or time runs backwards."""
+    if before.stamp is None or step.stamp is None or before.number is None or step.number is None:
+        return None
+    steps = step.number - before.number
+    return (step.stamp - before.stamp) / steps if steps > 0 and step.stamp > before.stamp else None
+
+
+def pace(steps: Sequence[PrintedStep]) -> Pace:
+    """The pace of steps with times."""
+    seconds = [step.seconds for step in steps if step.seconds]
+    skipped = min(WARM_UP, len(seconds) // 2) if len(seconds) > 2 else 0
+    kept, kept_steps = seconds[skipped:], list(steps)[skipped:]
+    median = statistics.median(kept)
+    low, _, high = statistics.quantiles(kept, n=4) if len(kept) > 1 else (median, median, median)
+    slow = [number for number, each in enumerate(kept) if each > STALL * median]
+    ordinary = [each for each in kept if each <= STALL * median]
+    lost = statistics.fmean(kept) - statistics.fmean(ordinary) if slow and ordinary else 0.0
+    drift = None
+    if len(ordinary) >= _ENOUGH:
+        third = len(ordinary) // 3
+        drift = statistics.median(ordinary[-third:]) / statistics.median(ordinary[:third]) - 1
+    return Pace(median, low, high, len(kept), skipped, drift, len(slow), lost, _rhythm(kept_steps, slow))
+
+
+def _rhythm(steps: Sequence[PrintedStep], slow: Sequence[int]) -> int | None:
+    numbers = [steps[place].number for place in slow]
+    gaps = {b - a for a, b in pairwise(numbers) if a is not None and b is not None}
+    return int(gaps.pop()) if len(gaps) == 1 and len(slow) > 2 else None  # a rhythm is of three beats

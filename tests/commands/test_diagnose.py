@@ -1,0 +1,131 @@
+"""`diagnose`: the verdict first, then what it rests on; one line for what cannot be diagnosed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+
+GPT2 = ("--run", "gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "8", "--batch", "480", "--layout", "dp8,micro12")
+
+
+def nanogpt(path: Path, *milliseconds: float, mfu: float | None = None) -> str:
+    end = "" if mfu is None else f", mfu {mfu:.2f}%"
+    lines = [f"iter {number}: loss 4.0, time {each:.2f}ms{end}" for number, each in enumerate(milliseconds)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
+    code = main(["diagnose", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)["diagnosis"]
+
+
+def predicted(capsys: pytest.CaptureFixture[str]) -> float:
+    assert main(["predict", *GPT2[1:], "--stack", "pytorch", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["figures"]
+    return next(row["left"] for row in rows if row["quantity"] == "step_seconds" and row.get("term") is None)
+
+
+def test_20_undisturbed_runs_are_as_expected_and_have_no_cause(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    usual, draw = predicted(capsys), random.Random(7)
+    for number in range(20):
+        speed = draw.uniform(0.9, 1.1)
+        times = [1000 * usual * speed * draw.gauss(1, 0.01) for _ in range(40)]
+        code, found = answer(capsys, nanogpt(tmp_path / f"{number}.log", *times), *GPT2)
+        assert (code, found["outcome"], found["causes"]) == (0, "as expected", [])
+
+
+def test_a_slow_run_has_causes_and_its_mfu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = nanogpt(tmp_path / "train.log", *[5000 * predicted(capsys)] * 10)
+    code, found = answer(capsys, log, *GPT2)
+    assert (code, found["outcome"]) == (1, "slow")
+    assert "links inside the node" in found["causes"][0]["words"]
+    main(["diagnose", log, *GPT2])
+    text = capsys.readouterr().out
+    assert text.startswith(f"slow: {log}, a step is 5 times as long as predicted")
+    assert len(text.splitlines()) <= 25
+
+
+def test_a_printed_mfu_by_another_parts_peak_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    on_h100 = ("--run", "gpt2-124m", "--on", "h100-sxm", "--gpus", "8", "--batch", "480", "--layout", "dp8,micro12")
+    code, found = answer(capsys, "--step-time", "0.3", *on_h100, "--stack", "pytorch")
+    assert isinstance(found["mfu"], float)
+    by_a100 = 100 * found["mfu"] * 989.4 / 312
+    code, found = answer(capsys, "--step-time", "0.3", "--mfu", str(by_a100), *on_h100, "--stack", "pytorch")
+    assert code == 1
+    (counted,) = found["counted"]
+    assert counted["wrong"]
+    assert "an A100" in counted["explanation"]
+
+
+def test_an_mfu_above_1_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "--mfu", "200", "--on", "b200"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("counted wrongly: no run has an MFU of 200.0 %")
+    assert "peak of an A100: 27.7 %" in out
+
+
+def test_a_step_that_needs_more_than_the_peak_is_implausible(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = answer(capsys, "--step-time", "0.01", *GPT2)
+    assert (code, found["outcome"]) == (1, "implausible")
+
+
+def test_two_logs_are_compared_by_sample_and_accelerator(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = "iteration {}/ 9 | elapsed time per iteration (ms): {} | global batch size: {} | lm loss: 2.0E+00 |"
+    paths = []
+    for name, gpus, milliseconds, batch in (("two", 16, 900, 64), ("one", 8, 300, 32)):
+        lines = [f" world_size ...... {gpus}", *(line.format(number, milliseconds, batch) for number in range(5))]
+        paths.append(tmp_path / f"{name}.log")
+        paths[-1].write_text("\n".join(lines), encoding="utf-8")
+    assert main(["diagnose", str(paths[0]), "--against", str(paths[1])]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"3 times as long as {paths[1]}, each sample and accelerator" in out
+    assert "messages between 16 accelerators in place of 8" in out
+    assert main(["diagnose", str(paths[1]), "--against", str(paths[0]), "--json"]) == 0
+
+
+def test_a_trainers_last_rate_of_one_process_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(
+        "  Total train batch size (w. parallel, distributed & accumulation) = 8\n"
+        "100%|###| 100/100 [04:10<00:00,  2.50s/it]\n"
+        "{'train_runtime': 250.0, 'train_tokens_per_second': 4096.0, 'num_input_tokens_seen': 8192000}\n",
+        encoding="utf-8",
+    )
+    code, found = answer(capsys, str(log))
+    assert (code, found["outcome"]) == (1, "counted wrongly")
+    assert "one of 8 processes" in found["counted"][0]["explanation"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "missing argument 'log'; allowed: a log, or --step-time, or --mfu with --on"),
+        (("--tokens-per-second", "100"), "a rate alone makes no step time"),
+        (("--step-time", "-1"), "--step-time"),
+        (("none.log",), "cannot read the log: No such file"),
+        (("--step-time", "1", "--against", "none.log"), "missing argument 'log'"),
+    ],
+)
+def test_bad_input_is_one_line(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", *words]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_log_without_a_run_is_timed_and_nothing_is_predicted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = main(["diagnose", nanogpt(tmp_path / "train.log", *[100.0] * 8)])
+    assert code == 3
+    out = capsys.readouterr().out
+    assert out.startswith("not predicted: ")
+    assert "step 0.1 s (median of 5 after the first 3" in out

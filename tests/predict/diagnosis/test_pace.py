@@ -1,0 +1,73 @@
+"""The usual step, the warm-up, stalls and drifts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.errors import InputError
+from reference_runs.training_logs.formats import LogFormat
+from reference_runs.training_logs.training_log import PrintedStep, TrainingLog
+from suite.predict.diagnosis.pace import pace, step_seconds
+
+
+def steps(*seconds: float) -> list[PrintedStep]:
+    return [PrintedStep(number=float(number), seconds=each) for number, each in enumerate(seconds)]
+
+
+def log(*printed: PrintedStep, of_micro_batch: bool = False) -> TrainingLog:
+    form = LogFormat("X", re.compile("x"), {}, of_micro_batch=of_micro_batch)
+    return TrainingLog("x.log", form, list(printed), {}, {}, Counter(), [])
+
+
+@given(st.lists(st.floats(0.95, 1.05), min_size=12, max_size=60), st.floats(1e-3, 1e3), st.floats(2, 100))
+def test_the_first_steps_are_left_out_and_even_ones_have_neither_stalls_nor_drift(
+    shares: list[float], second: float, slow: float
+) -> None:
+    found = pace(steps(*(slow * second for _ in range(3)), *(share * second for share in shares)))
+    assert 0.95 * second <= found.low <= found.seconds <= found.high <= 1.05 * second * (1 + 1e-9)
+    assert (found.warm_up, found.stalls, found.rhythm) == (3, 0, None)
+    assert found.drift is not None
+    assert abs(found.drift) <= 0.11
+
+
+def test_stalls_have_a_rhythm_and_lengthen_the_mean() -> None:
+    found = pace(steps(9, 9, 9, *(5.0 if number % 10 == 0 else 1.0 for number in range(3, 103))))
+    assert (found.stalls, found.rhythm) == (10, 10)
+    assert found.stalled_seconds == pytest.approx(0.4)
+
+
+def test_a_drift_is_that_of_the_last_third() -> None:
+    found = pace(steps(1, 1, 1, *(1 + number / 60 for number in range(60))))
+    assert found.drift == pytest.approx(0.57, abs=0.02)
+
+
+def test_times_follow_from_rates_stamps_and_micro_batches() -> None:
+    def seconds(*printed: PrintedStep, tokens: float | None = None, gpus: int | None = None) -> list[float | None]:
+        timed = step_seconds(log(*printed), tokens=tokens, gpus=gpus, micro_batches=None)
+        return [step.seconds for step in timed]
+
+    assert seconds(PrintedStep(batches_per_second=4)) == [0.25]
+    assert seconds(PrintedStep(tokens_per_second=100), tokens=200) == [2]
+    assert seconds(PrintedStep(device_tokens_per_second=100), tokens=800, gpus=4) == [2]
+    assert seconds(PrintedStep(samples=32, samples_per_second=8)) == [4]
+    stamped = [PrintedStep(number=10, stamp=100), PrintedStep(number=20, stamp=130)]
+    assert seconds(*stamped) == [3]
+    micro = step_seconds(log(PrintedStep(seconds=0.5), of_micro_batch=True), tokens=None, gpus=None, micro_batches=8)
+    assert micro[0].seconds == 4
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ([PrintedStep(number=1, stamp=5), PrintedStep(number=2, stamp=3)], "the time runs backwards"),
+        ([PrintedStep(seconds=float("nan"))], "no step has a time"),
+    ],
+)
+def test_a_log_without_times_is_refused(printed: list[PrintedStep], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        step_seconds(log(*printed), tokens=None, gpus=None, micro_batches=None)

@@ -1,0 +1,109 @@
+"""A whole log: runs, ranks, sizes, timers, warnings, and what is damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reference_runs.errors import InputError
+from reference_runs.training_logs import training_log as module
+from reference_runs.training_logs.facts import Sign
+from reference_runs.training_logs.training_log import TrainingLog, training_log
+
+
+def megatron(number: int, milliseconds: float, last: int = 100) -> str:
+    return (
+        f" iteration {number:8d}/{last:8d} | consumed samples: 1 | elapsed time per iteration (ms): {milliseconds} |"
+        f" global batch size:    64 | lm loss: 2.0E+00 |"
+    )
+
+
+def read(tmp_path: Path, *lines: str) -> TrainingLog:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return training_log(path)
+
+
+def test_of_several_runs_the_last_is_read_and_ranks_that_repeat_a_line_count_once(tmp_path: Path) -> None:
+    lines = [megatron(1, 10), megatron(2, 10), megatron(1, 20), megatron(1, 20), megatron(2, 30)]
+    log = read(tmp_path, *lines, megatron(7, 40, last=200), megatron(8, 50, last=200))
+    assert [step.seconds for step in log.steps] == [0.04, 0.05]
+    assert log.notes == ["3 runs in the file: the last one is read"]
+
+
+def test_sizes_timers_and_warnings_are_gathered(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        "  world_size ...................................... 16",
+        "  tensor_model_parallel_size ...................... 2",
+        "  seq_length ...................................... 4096",
+        megatron(1, 100),
+        "(min, max) time across ranks (ms):",
+        "    forward-backward ...............................: (26094.39, 27095.09)",
+        "time (ms) | forward-compute: 53.79 | batch-generator: 5.2",
+        "3 pytorch allocator cache flushes since last step. this happens when there is high memory pressure",
+        "Peak flops undefined for: NVIDIA B200, fallback to A100",
+    )
+    assert log.facts == {"gpus": 16, "tensor_parallel": 2, "sequence": 4096}
+    assert log.timers["forward-backward"] == pytest.approx((26.09439, 27.09509))
+    assert log.timers["batch-generator"] == pytest.approx((0.0052, 0.0052))
+    assert dict(log.signs) == {Sign.CACHE_FLUSHES: 1, Sign.FOREIGN_PEAK: 1}
+
+
+def test_a_progress_bar_gives_the_time_between_two_of_its_states(tmp_path: Path) -> None:
+    log = read(tmp_path, "  1%|x| 41/4870 [04:27<8:45:34,  6.53s/it]\r  1%|x| 42/4870 [08:04<18:14:03, 13.60s/it]")
+    assert [step.seconds for step in log.steps] == [217]
+    alone = read(tmp_path, "  0%|x| 2/712 [10:58<90:00:48, 447.23s/it]")
+    assert [step.seconds for step in alone.steps] == [329]
+    assert "from the start on" in alone.notes[0]
+
+
+def test_a_long_log_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_STEPS", 100)
+    log = read(tmp_path, *(megatron(number, number, last=1000) for number in range(1, 1001)))
+    assert len(log.steps) <= 100
+    assert log.steps[-1].number is not None
+    assert log.steps[-1].number > 950
+    assert log.notes == ["every 16th step is read of 1,000"]
+
+
+def test_the_trainers_state_has_one_mean(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    last = {"step": 100, "train_runtime": 300.0, "train_steps_per_second": 0.334, "train_samples_per_second": 8.0}
+    path.write_text(json.dumps({"global_step": 100, "train_batch_size": 4, "log_history": [{"loss": 2.0}, last]}))
+    log = training_log(path)
+    assert log.steps[0].seconds == pytest.approx(1 / 0.334)
+    assert log.facts == {"micro_batch": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        (
+            "a.log",
+            "step 3 took long, loss 4\nnothing",
+            "no step is understood; got closest: 'step 3 took long, loss 4'",
+        ),
+        ("a.log", "", "got no line is like one"),
+        ("a.json", "{", "not JSON"),
+        ("a.json", "[1]", "no trainer_state.json"),
+        ("a.json", '{"log_history": []}', "the training has not ended"),
+    ],
+)
+def test_what_is_not_understood_is_refused_in_a_line(tmp_path: Path, name: str, text: str, line: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=line.replace("[", r"\[")):
+        training_log(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the log"):
+        training_log(tmp_path / "none.log")
+
+
+def test_losses_that_are_not_numbers_are_noticed(tmp_path: Path) -> None:
+    log = read(tmp_path, "iter 1: loss nan, time 100.00ms", "iter 2: loss nan, time 100.00ms")
+    assert log.signs[Sign.NOT_A_NUMBER] == 2
