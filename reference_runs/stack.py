@@ -107,7 +107,7 @@ class Modules(enum.StrEnum):
     compiled, the loss not.
     this-suite: as `reproduce` launches suite/execute, compiled on GPUs; memory is what a walk through the whole step
     holds, block by block. this-suite-eager: the same without a compiler.
-    transformers: as its layers are written, walked through likewise.
+    scripts, transformers: as layers of scripts and of transformers are written, walked through likewise.
     """
 
     FUSED = "fused"
@@ -120,37 +120,26 @@ class Modules(enum.StrEnum):
     TORCHTITAN_COMPILED = "torchtitan-compiled"
     THIS_SUITE = "this-suite"
     THIS_SUITE_EAGER = "this-suite-eager"
+    SCRIPTS = "scripts"
     TRANSFORMERS = "transformers"
-
-
-class Weights32(enum.StrEnum):
-    """Where 16-bit training has its weights in fp32 alone, and no master weights beside 16-bit ones.
-
-    never: 16-bit weights, fp32 master weights beside them.
-    sharded: the shards of ZeRO-2 and 3 (FSDP).
-    autocast: likewise, and whole weights too, which are cast for each product.
-    """
-
-    NEVER = "never"
-    SHARDED = "sharded"
-    AUTOCAST = "autocast"
 
 
 class Keeping(NamedTuple):
     """How a stack's modules are written, and which weights are in fp32: what its memory depends on.
 
     Args:
+        fp32_shards: whether ZeRO-2 and 3 shard fp32 weights (FSDP), with no master weights beside 16-bit ones.
         primary_in_format: products in 8 bits have no 16-bit weights beside those in their format.
     """
 
     modules: Modules
-    weights_32: Weights32
+    fp32_shards: bool
     primary_in_format: bool = False
 
     @property
     def eager(self) -> bool:
         """Whether modules are executed operator by operator."""
-        return self.modules in (Modules.EAGER, Modules.TORCHTITAN, Modules.TRANSFORMERS)
+        return self.scripted or self.modules in (Modules.EAGER, Modules.TORCHTITAN)
 
     @property
     def megatron_layers(self) -> bool:
@@ -200,12 +189,15 @@ class Keeping(NamedTuple):
     @property
     def walked(self) -> bool:
         """Whether the step is walked through; otherwise formulas say what it holds."""
-        return self.modules in (Modules.THIS_SUITE, Modules.THIS_SUITE_EAGER, Modules.TRANSFORMERS)
+        return self.scripted or self.modules in (Modules.THIS_SUITE, Modules.THIS_SUITE_EAGER)
 
     @property
-    def compiled(self) -> bool:
-        """Whether a step that is walked through is compiled, where it can be."""
-        return self.modules is Modules.THIS_SUITE
+    def scripted(self) -> bool:
+        """Whether the step is walked through that a script executes, under plain PyTorch."""
+        return self.modules in (Modules.SCRIPTS, Modules.TRANSFORMERS)
+
+
+NO_KEEPING = Keeping(Modules.FUSED, fp32_shards=False)
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,7 +229,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         synchronises_layers: the host waits for the accelerator at every recomputed layer.
         one_ring: collectives between nodes go through one network interface.
         modules: what they keep of activations.
-        weights_32: which weights are in fp32.
+        fp32_shards: whether ZeRO-2 and 3 shard fp32 weights, with no master weights beside 16-bit ones.
     """
 
     generation: Generation
@@ -263,12 +255,12 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     synchronises_layers: bool
     one_ring: bool
     modules: Modules
-    weights_32: Weights32
+    fp32_shards: bool
 
     @property
     def keeping(self) -> Keeping:
         """Facts that its memory depends on."""
-        return Keeping(self.modules, self.weights_32, self.gathers_in_format)
+        return Keeping(self.modules, self.fp32_shards, self.gathers_in_format)
 
 
 class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -123,7 +123,7 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
 ) -> None:
     """Search the layouts of a training: the fastest that fit, what they cost, what binds them and what would help.
 
-    Examples: python -m suite plan bloom-176b; python -m suite plan llama3.1-405b --gpus 16384 --stack pytorch;
+    Examples: python -m suite plan bloom-176b; python -m suite plan llama3.1-405b --gpus 16384 --stack llama-3;
     python -m suite plan gpt-neox-20b --on h100-sxm --gpus 64 --network 3200 --tokens 1e12 --price 2.5 --numbers;
     python -m suite plan llama3.1-405b --gpus 16384 --export megatron
 

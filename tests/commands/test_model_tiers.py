@@ -25,7 +25,7 @@ def test_one_model_needs_what_the_other_commands_say(answered):
         ("bf16", "1"): ("dp1,zero0", "bf16-pure", "1", on),
         ("bf16", "8"): ("dp8,zero3", "bf16-pure", "8", on),
         ("mixed", "8"): ("dp8,zero3", "bf16", "8", on),
-        ("mixed", "1"): ("dp1,zero0", "bf16", "1", ("--stack", "pytorch-autocast", *on[2:])),
+        ("mixed", "1"): ("dp1,zero0", "bf16", "1", on),
     }
     for (purpose, cards), (words, precision, batch, options) in layouts.items():
         layout = f"{words},recompute-full,micro1,fused"

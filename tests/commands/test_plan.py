@@ -123,9 +123,9 @@ def test_plan_and_fit_count_the_mfu_as_predict_does(run, gpus, convention, answe
     assert reference_run(run).reported.flop_convention is convention
     on = ("--on", "h100", "--network", "3200")
     words = ("--gpus", str(gpus), *on, "--fix", "1f1b,zero1,recompute-full,micro1,cp1,ep1,order-tp-cp-dp-pp,fused")
-    planned = entry(run, *words, "--stack", "pytorch", "--top", "1")["best"][0]
+    planned = entry(run, *words, "--stack", "llama-3", "--top", "1")["best"][0]
     fitting = answered("fit", run, *words)["fastest"]
-    for found, stack in ((planned, ("--stack", "pytorch")), (fitting, ())):
+    for found, stack in ((planned, ("--stack", "llama-3")), (fitting, ())):
         figures = answered("predict", run, "--layout", found["layout"], *on, *stack)["figures"]
         predicted = {row["quantity"]: row["left"] for row in figures if row["term"] is None and row["stage"] is None}
         assert predicted["mfu"] == pytest.approx(found["mfu"], rel=1e-9)

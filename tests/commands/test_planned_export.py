@@ -65,7 +65,7 @@ REFUSED = [
     ("bloom-176b --export megatron", "has no place for a norm of embeddings, ALiBi"),
     ("deepseek-v3 --fix tp1,cp1,ep16 --export nemo", "has no place for latent attention: llm.GPTConfig has none"),
     ("gpt3-175b --fix tp8,cp1,zero3 --export torchtitan", "torchtitan 0.2.2 has no place for this model's shape"),
-    (f"{OF_GPT2} --export megatron --stack pytorch --fix pp2,zero-bubble", "no place for zero-bubble"),
+    (f"{OF_GPT2} --export megatron --stack llama-3 --fix pp2,zero-bubble", "no place for zero-bubble"),
     (f"{OF_GPT2} --export deepspeed --fix pp2", "pp2: pipeline stages, which its pipeline engine takes"),
     (f"{OF_GPT2} --export deepspeed --fix tp2,sp", "DeepSpeed 0.19.8's JSON has no place for sp"),
     (f"{OF_GPT2} --export torchrun --fix pp4,micro1,interleave3", "--export: "),
@@ -87,7 +87,7 @@ def test_where_nothing_fits_nothing_is_exported(capsys):
 
 def test_the_fastest_layout_with_a_place_is_taken_and_the_reason_said(capsys):
     """Orders of passes come first that no flag of Megatron-LM describes."""
-    asked = ["plan", *GPT2, "--stack", "pytorch", "--fix", "dp2,tp1,pp2,cp1,micro1", "--export", "megatron"]
+    asked = ["plan", *GPT2, "--stack", "llama-3", "--fix", "dp2,tp1,pp2,cp1,micro1", "--export", "megatron"]
     assert main(asked) == 0
     printed = capsys.readouterr()
     said = " ".join(printed.err.split())

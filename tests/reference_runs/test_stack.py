@@ -139,7 +139,6 @@ def test_stacks_of_published_rows_and_runs_are_recorded() -> None:
     assert rows | runs == set(stacks()) - {
         "megatron-deepspeed-pipeline",
         "pytorch",
-        "pytorch-autocast",
         "this-suite",
         "this-suite-eager",
         "torchtitan-async-tp",
@@ -157,7 +156,7 @@ def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
 
 def test_attention_of_parts_of_a_sequence_is_fused_by_llama_3s_software_and_not_here() -> None:
     """Keys and values are gathered before attention (suite/execute/parallel/context_parallel.py)."""
-    names = ("pytorch", "pytorch-autocast", "llama-3")
+    names = ("pytorch", "llama-3")
     assert all(stack(name).switches.context_parallel is ContextParallel.GATHERED for name in names)
     assert [name for name in names if "cp-fused" in stack(name).layouts] == ["llama-3"]
     assert "cp" in stack("llama-3").layouts

@@ -7,7 +7,6 @@ T = s b / c tokens of a rank, e bytes of an element (2 in 16 bit, 4 in fp32), u 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -15,10 +14,9 @@ import msgspec
 from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Workload
-from reference_runs.stack import Keeping, Modules
-from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, head_of_torchtitan, kept_by_modules
+from reference_runs.stack import NO_KEEPING, Keeping, Modules
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.megatron_layers import KeptBytes, MegatronLayer, by_kind, kept_by_layer
+from suite.predict.analytic.megatron_layers import MegatronLayer, by_kind, kept_by_layer
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
@@ -53,14 +51,14 @@ class MicroBatchBytes(NamedTuple):
 def layer_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> dict[str, int]:
     """Bytes that one layer keeps for the backward pass of one micro-batch on one rank, by kind, nothing recomputed.
 
-    What the operators of `MegatronLayer` keep; of eager modules see `kept_by_modules`. In 16 bit with dropout, f = 4 h,
+    What the operators of `MegatronLayer` keep. In 16 bit with dropout, f = 4 h,
     a d = k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor, (34 / t + 5 a s / h t) with
     sequence parallelism.
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4.1 and 4.2, equations 1 to 4; Shazeer 2020, arXiv
     2002.05202 (gated forms). Context parallelism splits the sequence: Megatron-LM, --context-parallel-size.
     """
-    return _layer_kinds(workload, keeping, kept_by_layer(workload, keeping))
+    return by_kind(kept_by_layer(workload, keeping))
 
 
 def score_bytes(workload: Workload) -> dict[str, int]:
@@ -69,14 +67,6 @@ def score_bytes(workload: Workload) -> dict[str, int]:
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1: 5 a s^2 b in 16 bit.
     """
     return by_kind(each for each in kept_by_layer(workload, NO_KEEPING) if CORE_ATTENTION & {*each.modules})
-
-
-def _layer_kinds(workload: Workload, keeping: Keeping, kept: Iterable[KeptBytes]) -> dict[str, int]:
-    kinds = by_kind(kept)
-    if not keeping.eager:
-        return kinds
-    tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
-    return kept_by_modules(workload, kinds, keeping, tokens=tokens, everywhere=everywhere)
 
 
 def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
@@ -105,17 +95,23 @@ def head_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> 
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.3: 4 s b h / t (1 + V / h) in all.
     A loss that is not fused holds more for a moment: its 16-bit logits and, in the backward pass, their gradient.
+
+    Torchtitan's, where the allocator holds most of it:
+        head input    e T h: whole, gathered with sequence parallelism
+        logits        (12 + e) T V / t: log-softmax, its gradient, and that of the logits, in fp32; the segment of the
+                      16-bit logits, which the gradient's cast takes again
+
+    Source: torchtitan of December 2024, train.py: cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1)), and
+    del pred before the backward pass; the loss is not compiled there.
     """
     architecture, recipe, layout = workload
-    stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
-    logits = FP32 * micro_batch_tokens(workload) * architecture.padded_vocabulary // layout.tensor_parallel
-    kinds = {"final norm input": stream, "head input": stream, "logits": logits}
+    element, tokens = WEIGHT_ELEMENT_BYTES[recipe.precision], micro_batch_tokens(workload)
+    stream = element * hidden_elements(workload)
+    logits = tokens * architecture.padded_vocabulary // layout.tensor_parallel
     if keeping.titan:
-        return head_of_torchtitan(workload, kinds, tokens=micro_batch_tokens(workload))
-    if not keeping.eager:
-        return kinds
-    tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
-    return head_of_modules(workload, kinds, keeping, tokens=tokens, everywhere=everywhere)
+        head = element * tokens * architecture.hidden
+        return {"final norm input": stream, "head input": head, "logits": (3 * FP32 + element) * logits}
+    return {"final norm input": stream, "head input": stream, "logits": FP32 * logits}
 
 
 def checkpoint_bytes(workload: Workload) -> int:
@@ -174,17 +170,13 @@ def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> Micr
     computed again and reads it as it lies (see `inputs_stay_in_place`).
     """
     operators = MegatronLayer(workload, keeping)
-    kinds = _layer_kinds(workload, keeping, operators.kept)
-    layer = sum(kinds.values())
+    layer = sum(each.bytes for each in operators.kept)
     after = head_activation_bytes(workload, keeping)
     logits = after["logits"]
     unit, shared = layer, 0
     if workload.layout.recomputation is Recomputation.SELECTIVE:
         recomputed = workload.layout.recomputed
         again = sum(each.bytes for each in operators.kept if recomputed & {*each.modules})
-        if keeping.eager and recomputed == CORE_ATTENTION:  # whose operators keep the scores in their own way
-            scores = score_bytes(workload)
-            again = sum(kinds[kind] for kind in kinds if kind in scores or kind.startswith("softmax"))
         unit = layer - again
     elif workload.layout.recomputation is Recomputation.SELECTIVE_OP:
         unit = sum(kept_by_operator(workload, keeping).values())

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Workload
-from reference_runs.stack import Keeping, Modules, Weights32
-from suite.predict.analytic.activations import checkpoint_bytes, head_activation_bytes, layer_activation_bytes
+from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Residual, Workload
+from suite.predict.analytic.activations import checkpoint_bytes, layer_activation_bytes
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import layer_tensors
 from suite.predict.analytic.stage_layers import layer_kinds
@@ -28,8 +27,6 @@ from suite.predict.analytic.weight_formats import (
 
 FP32 = 4
 ADAPTER_STATE = 4  # weight, gradient, and both moments
-_EAGER = Keeping(Modules.EAGER, Weights32.NEVER)
-GAINED = "norm outputs before gain"  # which a frozen gain does not need
 _READ_BY_EXPERTS = ("expert input", "expert contraction input")  # which only adapters' gradients need
 _READ_BY_PRODUCTS = ("attention input", "feed-forward input", "contraction input")
 
@@ -150,8 +147,7 @@ def adapted_memory(
         layer       `_layer_moment`
         unpacked    e m n of the largest matrix; with copies less b T f: the adapter's backward pass comes first and
                     lets its copy go; none in a layer whose fullest moment is in its experts
-        loss        `head_activation_bytes` of eager modules: the logits in 16 bits twice, in fp32 twice; without e T h
-                    that the frozen head would read, and e T h of an RMSNorm before its frozen gain
+        loss        the logits in 16 bits twice, in fp32 twice; and what the last norm keeps
 
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.2 (no gradients or moments of frozen weights); Dettmers et al.
     2023, arXiv 2305.14314, sections 2 and 3; order of operators as in peft, tuners/lora/layer.py, Linear.forward.
@@ -176,8 +172,6 @@ def adapted_memory(
     parts = weight_parts(architecture)
     packed, scales = _linear_bytes(parts, base)
     adapters = ADAPTER_STATE * element * adapter_parameters(architecture, rank=rank)
-    after = head_activation_bytes(Workload(architecture, recipe, layout), _EAGER)
-    unread = ELEMENT_BYTES * architecture.sequence * architecture.hidden  # of a norm before its gain
     return AdaptedMemory(
         base=ceil_division(packed - scales + parts.whole_bytes, ranks) + scales,
         adapters=ceil_division(adapters, ranks),
@@ -187,14 +181,15 @@ def adapted_memory(
         kept=kept,
         layer=layer,
         coming=coming,
-        loss=sum(after.values()) - after["head input"] - unread * architecture.norm.root_mean_square,
+        loss=_norm_bytes(architecture)
+        + 2 * (ELEMENT_BYTES + FP32) * architecture.sequence * architecture.padded_vocabulary,
     )
 
 
 def _layer_moment(work: Workload, adapted: list[AdaptedMatrices], *, rank: int, element: int) -> tuple[int, int]:
     """Bytes of one layer at its fullest moment, and those of a copy that is gone when a matrix is unpacked.
 
-    What its operators keep, `layer_activation_bytes` of eager modules without results before a norm's gain; b r T for
+    What its operators keep, `layer_activation_bytes` with the norms of `_norm_bytes`; b r T for
     each adapter of a linear layer. With b = e adapters read what products read; else each has an fp32 copy of it, b T
     for every column, and frozen products keep nothing. On their way, of the last linear layer's adapter: T h (2 e +
     2 b) and, with copies, e T f; and gradients, 2 b T h.
@@ -205,12 +200,13 @@ def _layer_moment(work: Workload, adapted: list[AdaptedMatrices], *, rank: int, 
     """
     kind = work.architecture
     tokens, copied = kind.sequence, element > ELEMENT_BYTES
-    kinds = layer_activation_bytes(work, _EAGER)
+    norms = 1 if kind.residual is Residual.PARALLEL else 2
+    kinds = layer_activation_bytes(work) | {"norm inputs": norms * _norm_bytes(kind)}
     merged = [each for each in adapted if each.merged]
     linear = [each.matrices for each in adapted if not each.merged]
     columns = sum(each.number * (rank + copied * each.columns) for each in linear)
     hidden, read = tokens * kind.hidden, copied * kinds.get("contraction input", 0)
-    unneeded = {GAINED, *(_READ_BY_PRODUCTS if copied else ())}
+    unneeded = {*(_READ_BY_PRODUCTS if copied else ())}
     if merged:
         unneeded = (unneeded | {"expert output"}) - {"feed-forward input"}  # which the router reads
         passing = ELEMENT_BYTES * hidden + sum(kinds[name] for name in _READ_BY_EXPERTS)
@@ -223,6 +219,19 @@ def _layer_moment(work: Workload, adapted: list[AdaptedMatrices], *, rank: int, 
         passing = hidden * (2 * ELEMENT_BYTES + 4 * element) + read
     held = sum(size for name, size in kinds.items() if name not in unneeded)
     return held + element * tokens * columns + passing, FP32 // ELEMENT_BYTES * read
+
+
+def _norm_bytes(architecture: Architecture) -> int:
+    """Bytes that a norm keeps of a sequence, with a frozen gain.
+
+        RMSNorm      4 T h + 4 T    its input in fp32, the roots
+        LayerNorm    e T h + 8 T    its input, mean and root
+
+    Source: transformers, models/llama/modeling_llama.py, LlamaRMSNorm (counted by hooks, 2026-11-26).
+    """
+    rms = architecture.norm.root_mean_square
+    element, statistics = (FP32, 1) if rms else (ELEMENT_BYTES, 2)
+    return architecture.sequence * (element * architecture.hidden + FP32 * statistics)
 
 
 def _without_dropout(recipe: Recipe) -> Recipe:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.stack import Accumulation, AttentionKernel, ContextParallel, Generation, Modules, Stack, Weights32
+from reference_runs.stack import Accumulation, AttentionKernel, ContextParallel, Generation, Modules, Stack
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.elementwise import smaller
 from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, ProductTables
@@ -35,7 +35,7 @@ PLAIN = Stack(
     synchronises_layers=False,
     one_ring=False,
     modules=Modules.EAGER,
-    weights_32=Weights32.NEVER,
+    fp32_shards=False,
 )
 """The stack of the textbooks: one kernel for each operator, nothing overlapped but data-parallel traffic."""
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.run import Moments, Precision, Recipe, Workload
+from reference_runs.stack import Keeping
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import RankParameters
 
@@ -174,3 +175,49 @@ def stored_elements(groups: tuple[int, int], layout: Layout, *, shards: int) -> 
     padded = shards * share
     gradients = share if layout.zero_stage >= 2 else padded if layout.reduce_scatter else whole
     return (share if layout.zero_stage >= 3 else padded, gradients, share)
+
+
+def shard_is_master(keeping: Keeping, workload: Workload) -> bool:
+    """Whether ZeRO-2 and 3 keep their shard of the weights in fp32 alone, and gather it in 16 bit: FSDP's."""
+    precision = workload.recipe.precision
+    narrow = WEIGHT_ELEMENT_BYTES[precision] < FP32 and precision is not Precision.BF16_PURE
+    return keeping.fp32_shards and narrow and workload.layout.zero_stage >= 2
+
+
+def adds_in_16_bit(keeping: Keeping, workload: Workload) -> bool:
+    """Whether gradients of bf16 training are added up in 16 bits."""
+    return keeping.narrow_gradients and workload.recipe.precision is Precision.BF16
+
+
+def state_of_modules(state: StateBytes, keeping: Keeping, workload: Workload, *, share: float) -> StateBytes:
+    """`state` where gradients are in 16 bits, or shards in fp32: no master weights beside them, gradients in fp32.
+
+    FSDP's shard: 4 + 4 + 8 bytes a parameter of the shard; with ZeRO-2 the gathered 16-bit weights stay besides.
+    NeMo: 2 + 2 + 4 + 8, see `adds_in_16_bit`.
+
+    Source: Zhao et al. 2023, arXiv 2304.11277, section 4.4 (sharded parameters in full precision, a low-precision
+    shard for the passes alone).
+    """
+    precision = workload.recipe.precision
+    if adds_in_16_bit(keeping, workload):
+        return state._replace(gradients=state.gradients * WEIGHT_ELEMENT_BYTES[precision] / FP32)
+    if not shard_is_master(keeping, workload):
+        return state
+    gathered = 0 * state.weights if workload.layout.zero_stage == 3 else state.weights
+    gradients = max(FP32 / BYTES_PER_PARAMETER[precision].gradients, 1) * state.gradients
+    return StateBytes(FP32 * share + gathered, gradients, 0 * share, 0 * share, state.moments)
+
+
+def unscattered_gradient_bytes(workload: Workload, keeping: Keeping, *, parameters: float, micro_batches: int) -> float:
+    """Bytes of whole fp32 gradients that torchtitan's pipeline stages add up before FSDP2 scatters them; else 0.
+
+    4 a parameter of the rank, from the first micro-batch's backward pass to the last's, with several micro-batches.
+
+    Source: torch/distributed/pipelining/stage.py, backward_maybe_with_nosync (set_requires_gradient_sync(False) until
+    the last backward pass); _fsdp_param.py, unsharded_accumulated_grad, in the dtype of the reduction.
+    """
+    layout = workload.layout
+    if not keeping.titan or layout.zero_stage < 2:
+        return 0
+    piped = (layout.pipeline_stages > 1) * 1 * (layout.sharding_ranks > 1) * (micro_batches > 1)
+    return FP32 * piped * parameters

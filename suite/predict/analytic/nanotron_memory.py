@@ -21,7 +21,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Architecture, Workload
-from reference_runs.stack import Keeping, Modules, Weights32
+from reference_runs.stack import Keeping, Modules
 from suite.machine.gpu import H100, cublas_workspace_bytes
 from suite.predict.analytic.activations import kept_units, micro_batch_bytes, working_bytes
 from suite.predict.analytic.flop import layer_forward_flop
@@ -255,7 +255,7 @@ def nanotron_memory(
 
     element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = micro_batch_tokens(workload)
-    unit = _known_unit(workload, Keeping(Modules.NANOTRON, Weights32.NEVER))
+    unit = _known_unit(workload, Keeping(Modules.NANOTRON, fp32_shards=False))
     stream = element * tokens * architecture.hidden
     context = element * tokens * architecture.query_width // t if layout.micro_batch > 1 else 0
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)

@@ -9,30 +9,24 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload, Schedule
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, Recipe, Workload
-from reference_runs.stack import Keeping
+from reference_runs.stack import NO_KEEPING, Keeping
 from suite.predict.analytic.activations import MicroBatchBytes, kept_units, micro_batch_bytes, working_bytes
-from suite.predict.analytic.eager_modules import (
-    NO_KEEPING,
-    adds_in_16_bit,
-    gradients_in_passes,
-    shard_is_master,
-    state_of_modules,
-    under_autocast,
-    unscattered_gradient_bytes,
-    weight_casts_bytes,
-)
 from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
     FP32,
     WEIGHT_ELEMENT_BYTES,
     StateBytes,
+    adds_in_16_bit,
     expert_shards,
     group_parameters,
     kept_moment_bytes,
+    shard_is_master,
     state_bytes,
+    state_of_modules,
     state_ranks,
     stored_elements,
+    unscattered_gradient_bytes,
 )
 from suite.predict.analytic.micro_batch import hidden_elements
 from suite.predict.analytic.parameters import layer_tensors, rank_parameters, total_elements
@@ -126,7 +120,7 @@ class _LayoutTerms(NamedTuple):
 
     Args:
         kinds: of each of `layer_kinds`.
-        weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`, and casts of autocast.
+        weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`.
         layer_parameters: of a layer of each of `layer_kinds`; 0 where none is gathered or scattered.
         stream: bytes of one micro-batch between two stages on one rank.
     """
@@ -148,23 +142,8 @@ def _shared(workload: Workload, keeping: Keeping) -> _LayoutTerms:
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
     of_kinds = [Workload(kind, recipe, layout) for kind in architectures]
     kinds = tuple(micro_batch_bytes(kind, keeping) for kind in of_kinds)
-    copies = tuple(
-        layer_weight_copies_bytes(kind, primary=keeping.primary_in_format) + _casts_bytes(kind, keeping)
-        for kind in of_kinds
-    )
+    copies = tuple(layer_weight_copies_bytes(kind, primary=keeping.primary_in_format) for kind in of_kinds)
     return _LayoutTerms(kinds, copies, sizes, stream, keeping)
-
-
-def _casts_bytes(workload: Workload, keeping: Keeping) -> int:
-    """Bytes of the casts of one layer's matrices."""
-    architecture, _, layout = workload
-    if not under_autocast(keeping, workload):
-        return 0
-    tensors = layer_tensors(
-        architecture, tensor_parallel=layout.tensor_parallel, expert_parallel=layout.expert_parallel
-    )
-    matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)
-    return weight_casts_bytes(workload, keeping, matrices=matrices)
 
 
 def buffer_bytes(
@@ -227,7 +206,7 @@ def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
 def _temporary_bytes(workload: Workload, keeping: Keeping, share: float) -> float:
     """See `StageMemory.temporary`, of an optimizer's shard of so many parameters."""
     _, recipe, layout = workload
-    if under_autocast(keeping, workload) or shard_is_master(keeping, workload):
+    if shard_is_master(keeping, workload):
         return 0 * share  # the update reads fp32 gradients as they are
     passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision.has_masters
     scattered = layout.zero_stage == 1 and layout.reduce_scatter
@@ -301,6 +280,27 @@ def _before_passes(
         copies,
     )
     return memory, each
+
+
+def gradients_in_passes(
+    gradients: float, each: float, in_flight: float, keeping: Keeping, layout: Layout, *, micro_batches: int
+) -> float:
+    """Bytes of gradients at the fullest moment of the forward passes.
+
+        G, from the second micro-batch on    in a buffer that stays, as Megatron-Core's
+        G min(ceil(n / p), v) / v            made by autograd: of the chunks that n = (m - F) v backward passes come to
+                                             before the last forward pass, p of each of v chunks
+        max(G - A, 0) / v                    n = 0: of the first chunk, whose backward pass frees A / v of activations
+
+    Source: Megatron-Core, distributed/param_and_grad_buffer.py; Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    """
+    if not keeping.eager or layout.schedule in NO_FLUSH:
+        return (micro_batches > 1) * gradients
+    virtual = layout.virtual_stages
+    backward = (micro_batches - in_flight) * virtual
+    made = smaller(-(-backward // layout.pipeline_stages), virtual) * gradients
+    first = (virtual > 1) * larger(gradients - each, 0 * each)
+    return chosen(backward > 0, made, first) / virtual
 
 
 def _with_passes(

@@ -15,10 +15,10 @@ from reference_runs.incomplete import NotPredicted
 from reference_runs.layout import Layout, layout_text, named_fields, parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
+from reference_runs.stack import NO_KEEPING
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.memory_uncertainty import Fitting, PeakUncertainty, peak_kind, peak_uncertainty
 from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory

@@ -14,10 +14,10 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.model_sizes import ModelSize
 from reference_runs.run import Architecture, Position, Precision, Workload
 from reference_runs.stack import stack
+from suite.machine.half_precision import Kernels
 from suite.predict.analytic.adapters import adapted_memory
 from suite.predict.analytic.memory_uncertainty import PeakKind, peak_kind, peak_uncertainty
 from suite.predict.analytic.parameters import parameter_count
-from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.usable_memory import GIB, usable_memory
 from suite.predict.analytic.weight_formats import ELEMENT_BYTES, WeightFormat
 from suite.predict.plan.serving import (
@@ -28,6 +28,7 @@ from suite.predict.plan.serving import (
     served_by_formula,
     split_widths,
 )
+from suite.predict.recorded_run.described_memory import described_peak
 
 NODE = 8  # accelerators of a node
 ADAPTER_RANK = 16
@@ -39,7 +40,7 @@ CARDS = (
 )
 CONSUMER = (8, 12)  # GiB of cards that the catalog does not have; what their driver keeps is as of LIKE, by its share
 LIKE = "rtx-4090"
-SHARDING = "pytorch"  # the stack that trains with weights sharded, or in bf16 alone
+SCRIPTS = "pytorch"  # the stack that trains all weights
 
 
 class Purpose(enum.StrEnum):
@@ -152,7 +153,7 @@ def _card(device: Accelerator, name: str | None) -> Card:
     question = _question(device, 1, 1)
     serving = {cards: question.room(cards) for cards in (1, NODE)}
     usable = usable_memory(device.board).usable
-    adapters, training = PeakKind.WALKED, peak_kind(stack(SHARDING).switches.keeping)
+    adapters, training = PeakKind.WALKED, peak_kind(stack(SCRIPTS).switches.keeping)
     rooms = (peak_uncertainty(kind).room(usable) for kind in (adapters, training))
     return Card(name, device.board.memory_bytes, serving, *rooms)
 
@@ -197,6 +198,4 @@ def needs(shape: Architecture, purpose: Purpose, cards: int, sequences: int) -> 
         fused_attention=True,
         micro_batch=1,
     )
-    software = SHARDING if cards > 1 or purpose is Purpose.BF16 else "pytorch-autocast"
-    keeping = stack(software).switches.keeping
-    return stage_memory(Workload(shape, recipe, layout), stage=0, micro_batches=1, keeping=keeping).peak
+    return described_peak(Workload(shape, recipe, layout), stack(SCRIPTS).switches.keeping, Kernels(cuda=True))

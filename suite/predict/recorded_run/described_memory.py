@@ -36,7 +36,7 @@ def described_by_stage(
     """
     keeping = described_keeping(workload, keeping)
     if keeping.walked:
-        return tuple(walked_by_stage(workload, execution=Execution.of(kernels, keeping)))
+        return tuple(walked_by_stage(workload, execution=Execution(kernels, keeping)))
     if keeping.modules is Modules.NANOTRON:
         return tuple(
             nanotron_memory(workload, stage=stage, micro_batches=micro_batches, device_bytes=device_bytes)
@@ -56,7 +56,7 @@ def described_peak(
     keeping = described_keeping(workload, keeping)
     micro_batches = accumulation(workload.recipe, workload.layout)
     if keeping.walked:
-        stages, execution = timed_stages(workload.architecture, workload.layout), Execution.of(kernels, keeping)
+        stages, execution = timed_stages(workload.architecture, workload.layout), Execution(kernels, keeping)
         return max(walked_memory(workload, stage=stage, execution=execution).peak for stage in stages)
     if keeping.modules is Modules.NANOTRON:
         by_stage = described_by_stage(

@@ -9,9 +9,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.incomplete import NotPredicted
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import FlopConvention, ReferenceRun, Workload
+from reference_runs.stack import NO_KEEPING
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
-from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.flop_conventions import model_convention
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE

@@ -9,9 +9,8 @@ from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import Layout, stages_word
 from reference_runs.run import Architecture, Recipe, Workload
-from reference_runs.stack import Keeping
+from reference_runs.stack import NO_KEEPING, Keeping
 from suite.machine.half_precision import Kernels
-from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.initial_loss import first_loss

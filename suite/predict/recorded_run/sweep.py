@@ -22,7 +22,7 @@ from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
 from suite.predict.recorded_run.described_memory import described_peak
-from suite.predict.simulation.walked_memory import Execution, least_peak
+from suite.predict.simulation.walked_memory import Execution, least_peak, unwalked
 
 
 class LayoutFigures(NamedTuple):
@@ -67,7 +67,7 @@ def layout_peak(workload: Workload, machine: Machine) -> float:
 
 def _execution(machine: Machine) -> Execution:
     """How a step is executed that is walked through, on such a machine."""
-    return Execution.of(machine.kernels, machine.stack.keeping)
+    return Execution(machine.kernels, machine.stack.keeping)
 
 
 def least_layout_peak(workload: Workload, machine: Machine) -> float:
@@ -76,6 +76,8 @@ def least_layout_peak(workload: Workload, machine: Machine) -> float:
     Raises:
         InputError: as `walked_memory`.
     """
+    if unwalked(workload, machine.stack.keeping):
+        return layout_peak(workload, machine)
     stages = timed_stages(workload.architecture, workload.layout)
     return max(least_peak(workload, stage=stage, execution=_execution(machine)) for stage in stages)
 

@@ -128,6 +128,21 @@ class EagerOperators:
         node = self.tape.record(list(inputs), [x.block, read.block], rule)
         return self.new(tokens * rows, element, node)
 
+    def matmul(self, x: Tensor, y: Tensor, *, elements: int) -> Tensor:
+        """`bmm`, whose product has so many elements: keeps both."""
+        x, y = self._lower(x), self._lower(y)
+        sizes, element = (x.elements, y.elements), x.element
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            return [self._block(size, element) for size in sizes]
+
+        return self.new(elements, element, self.tape.record([x, y], [x.block, y.block], rule))
+
+    def copied(self, x: Tensor, *, times: int = 1) -> Tensor:
+        """Copies of x side by side, or one in another order: keeps nothing. Backward: their sum."""
+        node = self.tape.record([x], [], self._gives(x.elements, x.element))
+        return self.new(x.elements * times, x.element, node)
+
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """x y; of the smaller one, or of a parameter, every element meets several: keeps each that the other needs.
 
@@ -200,6 +215,10 @@ class EagerOperators:
         """Keeps its output."""
         return self.rsqrt(x)
 
+    def relu(self, x: Tensor) -> Tensor:
+        """Keeps its output."""
+        return self.rsqrt(x)
+
     def softmax(self, x: Tensor) -> Tensor:
         """Keeps its output."""
         return self.rsqrt(x)
@@ -243,16 +262,17 @@ class EagerOperators:
         node = self.tape.record([x], [mask], self._gives(x.elements, x.element))
         return self.new(x.elements, x.element, node)
 
-    def layer_norm(self, x: Tensor, gain: Weight, bias: Weight, *, rows: int) -> Tensor:
+    def layer_norm(self, x: Tensor, gain: Weight, bias: Weight | None, *, rows: int) -> Tensor:
         """Keeps its input, mean and deviation, these fp32 on a GPU."""
         x = self.cast(x, FP32) if self.autocast else x
-        gains = [self.cast(self.read(each), FP32) if self.autocast else self.read(each) for each in (gain, bias)]
+        read = [self.read(each) for each in (gain, bias) if each is not None]
+        gains = [self.cast(each, FP32) if self.autocast else each for each in read]
         elements, element, hidden = x.elements, x.element, gain.rows
         out = self._block(elements, element)
         statistics = [self._block(rows, FP32 if self._cuda else element) for _ in range(2)]
 
         def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
-            return [self._block(elements, element), *(self._block(hidden, element) for _ in range(2))]
+            return [self._block(elements, element), *(self._block(hidden, element) for _ in gains)]
 
         return Tensor(out, elements, element, self.tape.record([x, *gains], [x.block, *statistics], rule))
 

@@ -71,6 +71,12 @@ class Allocator:
         self.phase, self.category = phase, category
         self._compare()
 
+    def most_of_part(self) -> dict[str, int]:
+        """The most that was held in this phase since it, or its last part, began, by category: the end of a part."""
+        most, self._most_in[self.phase] = self.peaks[self.phase], 0
+        self._compare()
+        return most
+
     def _compare(self) -> None:
         if self.held > self._most_in[self.phase]:
             self._most_in[self.phase] = self.held

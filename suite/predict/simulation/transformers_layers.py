@@ -1,6 +1,7 @@
 """Decoder layers as transformers writes them, with blocks in place of tensors: Llama, Qwen3, Gemma, Mixtral, GPT-2.
 
 Each function reads like the module of that name. What a line allocates and keeps is PyTorch's (`EagerOperators`).
+Scripts (nanoGPT, litgpt, torchtune, fms-fsdp) write the same layers, with one operator for each activation.
 Source: transformers 5, models/llama/modeling_llama.py, models/qwen3/modeling_qwen3.py, models/gemma/modeling_gemma.py,
 models/mixtral/modeling_mixtral.py, models/gpt2/modeling_gpt2.py, integrations/moe.py (grouped_mm_experts_forward),
 loss/loss_utils.py (ForCausalLMLoss).
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reference_runs.run import Architecture, QueryKeyNorm, Workload
+from reference_runs.run import Activation, Architecture, QueryKeyNorm, Workload
+from reference_runs.stack import Modules
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.decoder_parameters import ChunkSizes, chunk_sizes
 from suite.predict.simulation.eager_operators import EagerOperators, Tensor, Weight
@@ -80,15 +82,17 @@ def layer_weights(new: NewWeight, architecture: Architecture) -> LayerWeights:
     def linear(rows: int, columns: int, *, bias: bool) -> LinearWeights:
         return LinearWeights(new(rows, columns), new(rows) if bias else None)
 
+    is_fused = is_gpt2(architecture) and architecture.kv_heads == architecture.heads
+
     def apart(width: int) -> LinearWeights | None:
-        return None if is_gpt2(architecture) else linear(width, hidden, bias=bias.attention)
+        return None if is_fused else linear(width, hidden, bias=bias.attention)
 
     def head_norm() -> Weight | None:
         return new(architecture.head_dim) if architecture.query_key_norm is QueryKeyNorm.HEAD else None
 
     return LayerWeights(
         input_norm=norm_weights(new, architecture),
-        fused=linear(3 * inner, hidden, bias=bias.attention) if is_gpt2(architecture) else None,
+        fused=linear(3 * inner, hidden, bias=bias.attention) if is_fused else None,
         query=apart(inner),
         key=apart(keys_inner),
         value=apart(keys_inner),
@@ -101,7 +105,7 @@ def layer_weights(new: NewWeight, architecture: Architecture) -> LayerWeights:
 
 
 def is_gpt2(architecture: Architecture) -> bool:
-    """Whether the layer is GPT-2's: LayerNorms, one matrix for queries, keys and values, GELU in operators."""
+    """Whether the layer is GPT-2's: LayerNorms, and one matrix for queries, keys and values where these are alike."""
     return not architecture.norm.root_mean_square
 
 
@@ -124,12 +128,13 @@ class Layers:
     """The modules of a model between its tokens and its loss.
 
     Args:
-        stream: bytes of an element of the hidden states between layers.
+        modules: whose modules they are: transformers' or those of a script.
     """
 
-    def __init__(self, operators: EagerOperators, workload: Workload) -> None:
-        self.operators = operators
-        self.architecture, self.recipe, _ = workload
+    def __init__(self, operators: EagerOperators, workload: Workload, modules: Modules) -> None:
+        self.operators, self.modules = operators, modules
+        self.architecture, self.recipe, layout = workload
+        self.fused = layout.fused_attention
         self.sizes: ChunkSizes = chunk_sizes(workload)
 
     def embedding(self, tokens: MemoryBlock, table: Weight, positions: Weight | None) -> Tensor:
@@ -151,9 +156,13 @@ class Layers:
         cosines, sines = (self.operators.new(count, x.element) for _ in range(2))
         return cosines, sines
 
+    def mask(self, x: Tensor) -> list[Tensor]:
+        """The mask that unfused attention adds to the scores of each sample, in the dtype of the hidden states."""
+        return [] if self.fused else [self.operators.new(self.sizes.samples * self.sizes.length**2, x.element)]
+
     def norm(self, x: Tensor, weights: NormWeights) -> Tensor:
         """The norm of hidden states."""
-        if weights.bias is not None:
+        if is_gpt2(self.architecture):
             return self.operators.layer_norm(x, weights.gain, weights.bias, rows=self.sizes.tokens)
         return self.rms_norm(x, weights.gain)
 
@@ -193,8 +202,23 @@ class Layers:
         if turns is not None:
             q, k = self._rotary(q, *turns), self._rotary(k, *turns)
         dropout, heads = self.recipe.attention_dropout, sizes.samples * sizes.heads
-        context = operators.attention(q, k, v, heads=heads, length=sizes.length, dropout=dropout)
+        if self.fused:
+            context = operators.attention(q, k, v, heads=heads, length=sizes.length, dropout=dropout)
+        else:
+            context = self._unfused_attention(q, k, v, scores=heads * sizes.length**2)
+        del q, k, v
         return operators.dropout(operators.linear(context, *weights.output), self.recipe.hidden_dropout)
+
+    def _unfused_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: int) -> Tensor:
+        """`eager_attention_forward`, whose softmax is in fp32, but for GPT-2's."""
+        operators = self.operators
+        if (groups := self.architecture.heads // self.architecture.kv_heads) > 1:
+            k, v = operators.copied(k, times=groups), operators.copied(v, times=groups)
+        weights = operators.shift(operators.scale(operators.matmul(q, k, elements=scores)))
+        wide = weights.element if is_gpt2(self.architecture) and not operators.autocast else FP32
+        weights = operators.cast(operators.softmax(operators.cast(weights, wide)), q.element)
+        weights = operators.dropout(weights, self.recipe.attention_dropout)
+        return operators.copied(operators.matmul(weights, v, elements=q.elements))
 
     def _by_head(self, x: Tensor, gain: Weight | None) -> Tensor:
         """A view of queries or keys head by head, whose norm of each head comes before it is transposed."""
@@ -211,10 +235,18 @@ class Layers:
         """The feed-forward part."""
         operators = self.operators
         if weights.gate is None:
-            x = self._gelu_new(operators.linear(x, *weights.up))
+            x = self.activation(operators.linear(x, *weights.up))
             return operators.dropout(operators.linear(x, *weights.down), self.recipe.hidden_dropout)
         gate = operators.activation(operators.linear(x, *weights.gate))
         return operators.linear(operators.mul(gate, operators.linear(x, *weights.up)), *weights.down)
+
+    def activation(self, x: Tensor) -> Tensor:
+        """An activation that is not gated, one operator but for a square and for GPT-2's GELU in transformers."""
+        operators, activation = self.operators, self.architecture.activation
+        if activation in (Activation.RELU, Activation.RELU_SQUARED):
+            x = operators.relu(x)
+            return x if activation is Activation.RELU else operators.power(x)
+        return self._gelu_new(x) if self.modules is Modules.TRANSFORMERS else operators.activation(x)
 
     def _gelu_new(self, x: Tensor) -> Tensor:
         """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), operator by operator."""
@@ -261,8 +293,6 @@ class Layers:
         total = operators.summed(best, elements=tokens)
         return operators.divided(best, total), indices
 
-    def loss(self, x: Tensor, head: Weight) -> Tensor:
-        """The head, logits in fp32, and their cross-entropy."""
-        logits = self.operators.linear(x, head)
-        del x
+    def loss(self, logits: Tensor) -> Tensor:
+        """The cross-entropy of logits in fp32."""
         return self.operators.cross_entropy(self.operators.cast(logits, FP32), tokens=self.sizes.tokens)

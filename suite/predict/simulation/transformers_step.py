@@ -1,4 +1,4 @@
-"""The memory of a step of transformers' modules under plain PyTorch: on one device, or with DDP or FSDP2.
+"""The memory of a step of a script's or transformers' modules under plain PyTorch: one device, DDP or FSDP2.
 
 Weights under autocast and FSDP2's shards are fp32 alone, as `suite/execute/trace` executes them: a trace of the same
 step on tensors without memory has the same peak (tests/predict/simulation/test_transformers_step.py).
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation
@@ -23,12 +25,13 @@ from reference_runs.run import (
     Residual,
     Workload,
 )
+from reference_runs.stack import Modules
 from suite.job.options import Update
 from suite.machine.gpu import cublas_workspace_bytes
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.memory import FP32, STEP_COUNTER_BYTES, WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
-from suite.predict.simulation.eager_operators import EagerOperators, Tensor, Weight
+from suite.predict.simulation.eager_operators import EagerOperators, Gradients, Tensor, Weight
 from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
 from suite.predict.simulation.shared_inputs import INT64
@@ -36,6 +39,8 @@ from suite.predict.simulation.state import stored_element_bytes
 from suite.predict.simulation.step_memory import ALIKE_FROM, CUDA_GRANULARITY, GENERATOR_BYTES, MULTIPLYING_THREADS
 from suite.predict.simulation.transformers_layers import Layers, LayerWeights, is_gpt2, layer_weights, norm_weights
 
+SHALLOW = 6  # layers of the shallower of the two models that are walked through in place of a deep one
+Part = Mapping[str, int]
 _GATED = (Activation.SWIGLU, Activation.GEGLU_TANH)
 
 
@@ -43,34 +48,46 @@ class EagerStep(NamedTuple):
     """How a script executes a step.
 
     Args:
+        modules: transformers' or a script's.
         recompute_every: with full recomputation, of so many layers the last is computed again, and no other.
         synchronises_once: whether gradients are reduced after the last micro-batch alone; None: as PyTorch does by
             itself: DistributedDataParallel once, as Trainer and Accelerate have it, FSDP2 each time.
     """
 
     kernels: Kernels
+    modules: Modules = Modules.TRANSFORMERS
     recompute_every: int = 1
     synchronises_once: bool | None = None
     update: Update = Update.FUSED
 
 
-def not_described(workload: Workload) -> list[str]:
+def not_described(workload: Workload, modules: Modules = Modules.TRANSFORMERS) -> list[str]:
     """Facts of the workload that these modules do not have; none: it is described."""
-    return [*_unlike_layers(workload.architecture), *_unlike_steps(workload)]
+    unlike = [*_unlike_layers(workload.architecture), *_unlike_steps(workload)]
+    return unlike + (_unlike_models(workload.architecture) if modules is Modules.TRANSFORMERS else [])
+
+
+def _unlike_models(architecture: Architecture) -> list[str]:
+    """Combinations that none of transformers' models has that are described."""
+    gpt2, positions = is_gpt2(architecture), architecture.position
+    unlike = {
+        f"positions {positions}": positions is not (Position.LEARNED if gpt2 else Position.ROTARY),
+        str(architecture.activation): architecture.activation not in ((Activation.GELU_TANH,) if gpt2 else _GATED),
+        "grouped queries beside LayerNorms": gpt2 and architecture.kv_heads != architecture.heads,
+        "norms without bias": gpt2 and not architecture.bias.norm,
+    }
+    return [name for name, applies in unlike.items() if applies]
 
 
 def _unlike_layers(architecture: Architecture) -> list[str]:
-    gpt2 = is_gpt2(architecture)
     whole = architecture.position is not Position.ROTARY or architecture.rotary_dim == architecture.head_dim
     window = architecture.sliding_window or architecture.sequence
     routed = architecture.shared_experts or architecture.dense_layers or architecture.expert_groups
     routed = routed or architecture.expert_bias
     unlike = {
         str(architecture.norm): architecture.norm not in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM),
-        f"positions {architecture.position}": architecture.position
-        is not (Position.LEARNED if gpt2 else Position.ROTARY),
-        str(architecture.activation): architecture.activation not in ((Activation.GELU_TANH,) if gpt2 else _GATED),
-        "grouped queries beside LayerNorms": gpt2 and architecture.kv_heads != architecture.heads,
+        f"positions {architecture.position}": architecture.position not in (Position.LEARNED, Position.ROTARY),
+        str(architecture.activation): architecture.activation is Activation.FAST_GELU,
         "rotation of a part of a head": not whole,
         f"residual {architecture.residual}": architecture.residual is not Residual.SEQUENTIAL,
         f"mask {architecture.mask}": architecture.mask is not Mask.CAUSAL,
@@ -79,7 +96,6 @@ def _unlike_layers(architecture: Architecture) -> list[str]:
         "attention sinks": architecture.attention_sinks,
         "linear or gated attention": architecture.linear_heads is not None or architecture.attention_gate,
         "norms without gain": not architecture.norm_gain,
-        "norms without bias": gpt2 and not architecture.bias.norm,
         "a norm of embeddings": architecture.embedding_norm,
         "a top query layer": architecture.top_query_layer,
         "latent attention": architecture.key_value_rank is not None,
@@ -92,13 +108,11 @@ def _unlike_layers(architecture: Architecture) -> list[str]:
 def _unlike_steps(workload: Workload) -> list[str]:
     architecture, recipe, layout = workload
     split = layout.tensor_parallel * layout.pipeline_stages * layout.context_parallel * layout.expert_parallel
-    wide = recipe.precision is Precision.FP32 or (layout.zero_stage == 0 and recipe.precision is Precision.BF16)
+    wide = recipe.precision is Precision.FP32 or (not layout.fully_sharded and recipe.precision is Precision.BF16)
     unlike = {
         "tensors or layers split over ranks": split > 1,
-        f"ZeRO-{layout.zero_stage}": layout.zero_stage not in (0, 3),
-        "hybrid sharding": layout.shard_ranks is not None,
-        "attention that is not fused": not layout.fused_attention,
-        f"recomputation {layout.recomputation}": layout.recomputation is Recomputation.SELECTIVE,
+        f"ZeRO-{layout.zero_stage}": layout.zero_stage == 1 and layout.state_ranks > 1,
+        f"recomputation {layout.recomputation}": layout.recomputation not in (Recomputation.NONE, Recomputation.FULL),
         f"groups of {layout.checkpoint_layers} layers": layout.checkpoint_layers > 1,
         "offloading": layout.offload is not Offload.NONE,
         f"precision {recipe.precision}": recipe.precision not in (Precision.FP32, Precision.BF16, Precision.BF16_PURE),
@@ -110,11 +124,18 @@ def _unlike_steps(workload: Workload) -> list[str]:
 
 
 class TransformersRank:
-    """A rank's model, and where its gradients accumulate."""
+    """A rank's model, and where its gradients accumulate.
 
-    def __init__(self, tape: Tape, workload: Workload, step: EagerStep) -> None:
+    Attributes:
+        parts: of each pass, the most that is held from one border of layers to the next.
+    """
+
+    def __init__(self, allocator: Allocator, workload: Workload, step: EagerStep) -> None:
         architecture, recipe, layout = workload
-        self.tape, self.workload, self.step = tape, workload, step
+        self.allocator, self.workload, self.step = allocator, workload, step
+        self.tape = tape = Tape(allocator, generator_bytes=0 if step.kernels.cuda else GENERATOR_BYTES)
+        tape.enter(StepPhase.FORWARD)
+        self.parts: list[tuple[StepPhase, list[Part]]] = []
         sharded = layout.fully_sharded
         self.sharding = FullySharding(tape, recipe, layout, step.kernels) if sharded else None
         once = not sharded if step.synchronises_once is None else step.synchronises_once
@@ -126,7 +147,7 @@ class TransformersRank:
         self.sizes: list[int] = []
         kernels = step.kernels
         operators = EagerOperators(tape, autocast=self.autocast, gpu=kernels.gpu, cuda=kernels.cuda)
-        self.modules = Layers(operators, workload)
+        self.modules = Layers(operators, workload, step.modules)
         tied = architecture.tied_embeddings
         self.table = self._weight(None, architecture.padded_vocabulary, architecture.hidden, readers=1 + tied)
         learned, rows = architecture.position is Position.LEARNED, architecture.sequence + architecture.extra_positions
@@ -184,34 +205,57 @@ class TransformersRank:
         state = 2 * moment * elements + STEP_COUNTER_BYTES * len(self.sizes)
         return {Category.WEIGHTS: stored, Category.OPTIMIZER: state, Category.BUFFERS: buckets}
 
+    def enter(self, phase: StepPhase) -> None:
+        """Begin a pass, or the update."""
+        self.tape.enter(phase, Category.UPDATE if phase is StepPhase.UPDATE else None)
+        self.parts.append((phase, []))
+
+    def border(self) -> None:
+        """Leave a layer, or a pass."""
+        self.parts[-1][1].append(self.allocator.most_of_part())
+
     def forward(self) -> Value:
         """The loss of a micro-batch."""
-        self.tape.enter(StepPhase.FORWARD)
+        self.enter(StepPhase.FORWARD)
         modules, layout = self.modules, self.workload.layout
         tokens = self.tape.block(INT64 * modules.sizes.tokens)
         if self.sharding is not None:
             self.sharding.entered(self.sharding.root, None)
         x = modules.embedding(tokens, self.table, self.positions)
-        turns = modules.rotary_embedding(x)
+        turns, mask = modules.rotary_embedding(x), modules.mask(x)
         full = layout.recomputation is Recomputation.FULL
         for number, (unit, weights) in enumerate(self.layers, 1):
             again = full and number % self.step.recompute_every == 0
-            x = self._through(x, unit, weights, turns, again=again)
-        del turns
-        normed = modules.norm(x, self.norm)  # which the model's output has until the loss is there
-        del x
-        loss: Value = modules.loss(normed, self.head)
-        del normed
+            x = self._through(x, unit, weights, turns, mask, again=again)
+        del turns, mask
+        normed = modules.norm(x, self.norm)
+        is_script = self.step.modules is Modules.SCRIPTS
+        if not is_script:  # whose output has the normed states until the loss is there, and not what the layers put out
+            del x
+        logits = modules.operators.linear(normed, self.head)
+        if is_script:
+            del normed
+        loss: Value = modules.loss(logits)
+        del logits
         modules.operators.leave_autocast()
-        return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
+        loss = loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
+        self.border()
+        return loss
 
     def _through(
-        self, x: Tensor, unit: Unit | None, weights: LayerWeights, turns: tuple[Tensor, Tensor] | None, *, again: bool
+        self,
+        x: Tensor,
+        unit: Unit | None,
+        weights: LayerWeights,
+        turns: tuple[Tensor, Tensor] | None,
+        mask: list[Tensor],
+        *,
+        again: bool,
     ) -> Tensor:
         """A layer with what FSDP2 does before and after it; `again`: computed again for the backward pass."""
         elements, element = x.elements, x.element
 
-        def layer(x: Value, *_turns: Value) -> Value:
+        def layer(x: Value, *_shared: Value) -> Value:
             repeats = self.tape.repeats
             try:
                 return self.modules.layer(Tensor(x.block, elements, element, x.origin, x.output), weights, turns)
@@ -225,47 +269,90 @@ class TransformersRank:
             assert entered is not None
             given = entered
             del entered
-        out = self.tape.checkpoint(layer, [given, *(turns or ())]) if again else layer(given)
+        out = self.tape.checkpoint(layer, [given, *(turns or ()), *mask]) if again else layer(given)
         if self.sharding is not None and unit is not None:
             out = self.sharding.left(unit, out)
-        return Tensor(out.block, elements, element, out.origin, out.output)
+        self.border()
+        return Tensor(out.block, elements, element, self.tape.record([out], [], self._enter_layer_backward))
+
+    def _enter_layer_backward(self, _kept: list[MemoryBlock], gradients: Gradients) -> Gradients:
+        self.border()
+        return list(gradients)
 
     def backward(self, loss: Value, *, last: bool) -> None:
         """The backward pass of a micro-batch."""
-        self.tape.enter(StepPhase.BACKWARD)
+        self.enter(StepPhase.BACKWARD)
         if self.sharding is not None:
             self.sharding.last = last
         self.tape.backward(loss, self.tape.block(FP32))
         if self.sharding is not None:
             self.sharding.finish()
+        self.border()
 
 
 def stored_bytes(workload: Workload, step: EagerStep) -> Mapping[Category, int]:
     """Bytes of a rank's weights, optimizer state and buckets of gradients."""
-    return TransformersRank(Tape(Allocator()), workload, step).stored()
+    return TransformersRank(Allocator(), workload, step).stored()
 
 
 @lru_cache(maxsize=1024)
 def transformers_peaks(workload: Workload, step: EagerStep) -> Mapping[str, Mapping[str, int]]:
-    """The most bytes that are allocated at a time in each `StepPhase`, by `Category`."""
-    cuda = step.kernels.cuda
-    allocator = Allocator(CUDA_GRANULARITY if cuda else 1)
-    tape = Tape(allocator, generator_bytes=0 if cuda else GENERATOR_BYTES)
-    tape.enter(StepPhase.FORWARD)
-    rank = TransformersRank(tape, workload, step)
-    held: list[MemoryBlock] = []
+    """The most bytes that are allocated at a time in each `StepPhase`, by `Category`.
+
+    Layers are alike. From one border of layers to the next, counted from the first or from the last of many, every
+    block is a line in their number: deep models are on the line through two shallow ones, up to roundings of 512 bytes.
+    """
+    layers = workload.architecture.layers
+    if layers <= SHALLOW + 1 or step.recompute_every > 1:
+        parts = _parts(workload, step)
+    else:
+        few, more = (_parts(_with_layers(workload, number), step) for number in (SHALLOW, SHALLOW + 1))
+        beyond = layers - SHALLOW
+        parts = [
+            (phase, [_beyond(*ends, beyond) for ends in zip(_ends(first), _ends(second), strict=True)])
+            for (phase, first), (_, second) in zip(few, more, strict=True)
+        ]
+    of_phases: dict[str, list[Part]] = {}
+    for phase, of_pass in parts:
+        of_phases.setdefault(phase, []).extend(of_pass)
+    return {phase: max(of_phase, key=lambda part: sum(part.values())) for phase, of_phase in of_phases.items()}
+
+
+def _with_layers(workload: Workload, layers: int) -> Workload:
+    return workload._replace(architecture=msgspec.structs.replace(workload.architecture, layers=layers))
+
+
+def _ends(parts: list[Part]) -> list[Part]:
+    """Parts of the layers at both ends of a pass; in deeper models more are between them."""
+    return parts if len(parts) == 1 else [*parts[: SHALLOW // 2], *parts[-SHALLOW // 2 :]]
+
+
+def _beyond(few: Part, more: Part, layers: int) -> Part:
+    """A part of a model with so many layers more than `few` has, `more` one."""
+    return {name: few.get(name, 0) + layers * (more.get(name, 0) - few.get(name, 0)) for name in {**few, **more}}
+
+
+def _parts(workload: Workload, step: EagerStep) -> list[tuple[StepPhase, list[Part]]]:
+    """The most that is held from one border of layers to the next, by `Category`, for each pass of a step."""
+    allocator = Allocator(CUDA_GRANULARITY if step.kernels.cuda else 1)
+    rank = TransformersRank(allocator, workload, step)
+    tape, held = rank.tape, list[MemoryBlock]()
     for category, size in rank.stored().items():
         allocator.enter(StepPhase.FORWARD, category)
         held.append(tape.block(size))
-    if cuda:
+    if step.kernels.cuda:
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         held += [tape.block(cublas_workspace_bytes(step.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
     number = accumulation(workload.recipe, workload.layout)
     micro_batches = min(number, ALIKE_FROM)
     for micro_batch in range(micro_batches):
         rank.backward(rank.forward(), last=micro_batch == micro_batches - 1)
-    tape.enter(StepPhase.UPDATE, Category.UPDATE)
+    rank.enter(StepPhase.UPDATE)
     if step.update is Update.FOREACH:
         tape.block(held[1].bytes // 2)
+    rank.border()
     held.clear()
-    return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
+    return [
+        (phase, [{name: size for name, size in part.items() if size} for part in of_pass])
+        for phase, of_pass in rank.parts
+    ]

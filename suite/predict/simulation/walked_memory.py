@@ -26,30 +26,24 @@ _FULL = 3  # micro-batches a stage, from where on a pipeline is full
 _FEW, _FEW_ALONE = (2, 3), (4, 6)  # layers of a chunk: in a pipeline, and where there is none
 Peaks = Mapping[str, Mapping[str, float]]
 # Modules that the formula takes in place of those with a memory of their own
-BY_FORMULA = {Modules.TRANSFORMERS: Modules.EAGER, Modules.NANOTRON: Modules.FUSED}
+BY_FORMULA = {Modules.SCRIPTS: Modules.EAGER, Modules.TRANSFORMERS: Modules.EAGER, Modules.NANOTRON: Modules.FUSED}
 
 
 class Execution(NamedTuple):
     """How a step is executed.
 
     Args:
-        compiled: whether blocks are compiled, on a GPU and where they can be.
-        transformers: whether modules of transformers execute it, not this suite's.
+        keeping: of a stack that is walked through. This suite compiles blocks, on a GPU and where they can be.
     """
 
     kernels: Kernels
-    compiled: bool
-    transformers: bool = False
-
-    @classmethod
-    def of(cls, kernels: Kernels, keeping: Keeping) -> Execution:
-        """How a stack that is walked through executes a step with such kernels."""
-        return cls(kernels, compiled=keeping.compiled, transformers=keeping.modules is Modules.TRANSFORMERS)
+    keeping: Keeping
 
     def options(self, workload: Workload) -> StepOptions:
         """The options of a launch. Its memory is that of an eager step, of a loss in parts where it compiles."""
         cuda = self.kernels.cuda
-        compiled = self.compiled and cuda and not not_compiled(workload.layout)
+        asked = self.keeping.modules is Modules.THIS_SUITE
+        compiled = asked and cuda and not not_compiled(workload.layout)
         training = device_options(workload, "cuda" if cuda else "cpu", compiled=compiled, kernels=KernelChoice.TORCH)
         return StepOptions(kernels=self.kernels, training_options=training)
 
@@ -116,10 +110,10 @@ def walked_memory(workload: Workload, *, stage: int, execution: Execution) -> Wa
         InputError: the walk does not know how the layout is executed.
     """
     _check_described(workload, execution)
-    if execution.transformers:  # imported for its stack alone: other predictions start without it
+    if execution.keeping.scripted:  # imported for its stacks alone: other predictions start without it
         from suite.predict.simulation.transformers_step import EagerStep, stored_bytes, transformers_peaks
 
-        step = EagerStep(execution.kernels)
+        step = EagerStep(execution.kernels, execution.keeping.modules)
         stored = stored_bytes(workload, step)
         weights, optimizer = stored[Category.WEIGHTS], stored[Category.OPTIMIZER]
         return WalkedMemory(weights, weights, optimizer, transformers_peaks(workload, step))
@@ -138,7 +132,11 @@ def unwalked(workload: Workload, keeping: Keeping) -> list[str]:
     """Words for the part of a workload that its stack's own memory lacks; none: nothing, or it is of another stack."""
     if keeping.modules is Modules.NANOTRON:
         return not_in_nanotron(workload)
-    return _unlike_transformers(workload) if keeping.modules is Modules.TRANSFORMERS else []
+    if not keeping.scripted:
+        return []
+    from suite.predict.simulation.transformers_step import not_described  # other predictions start without it
+
+    return not_described(workload, keeping.modules) + _unlike_updates(workload)
 
 
 def described_keeping(workload: Workload, keeping: Keeping) -> Keeping:
@@ -146,21 +144,15 @@ def described_keeping(workload: Workload, keeping: Keeping) -> Keeping:
     return keeping._replace(modules=BY_FORMULA[keeping.modules]) if unwalked(workload, keeping) else keeping
 
 
-def _unlike_transformers(workload: Workload) -> list[str]:
-    from suite.predict.simulation.transformers_step import not_described  # other predictions start without it
-
-    return not_described(workload) + _unlike_updates(workload)
-
-
 def _unlike_updates(workload: Workload) -> list[str]:
     return ["Muon"] if workload.recipe.orthogonalises else []
 
 
 def _check_described(workload: Workload, execution: Execution) -> None:
-    if execution.transformers:
-        if unlike := _unlike_transformers(workload):
-            what = "not among the steps of transformers' modules whose memory is known"
-            raise InputError(what, got="; ".join(unlike), where="--stack transformers")
+    if execution.keeping.scripted:
+        if unlike := unwalked(workload, execution.keeping):
+            what = f"not among the steps of {execution.keeping.modules} whose memory is known"
+            raise InputError(what, got="; ".join(unlike), where="--stack")
         return
     of_layout = [limit.name for limit in layout_limits(workload) if limit.applies and not limit.described]
     of_model = unexecuted_parts(workload.architecture) + _unlike_updates(workload)
@@ -172,13 +164,16 @@ def _check_described(workload: Workload, execution: Execution) -> None:
 def least_peak(workload: Workload, *, stage: int, execution: Execution) -> float:
     """Bytes that the peak of `walked_memory` has at least, by walks through few layers; 0 where that does not help.
 
-    At each moment of a step the bytes are a line in the number of layers. So the peak, their maximum, lies on or above
-    the line through the peaks of two shallower models, and on it unless another moment becomes the fullest.
+    A script's is the peak. Of other steps, at each moment of a step the bytes are a line in the number of layers. So
+    the peak, their maximum, lies on or above the line through the peaks of two shallower models, and on it unless
+    another moment becomes the fullest.
 
     Raises:
         InputError: as `walked_memory`.
     """
     _check_described(workload, execution)
+    if execution.keeping.scripted:
+        return walked_memory(workload, stage=stage, execution=execution).peak
     architecture, recipe, layout = workload
     chunks = layout.pipeline_stages * layout.virtual_stages * (2 if layout.schedule.shape_of_v else 1)
     few, more = (chunks * each for each in (_FEW if chunks > 1 else _FEW_ALONE))

@@ -43,11 +43,11 @@ def _of(export: str) -> Callable[[ExportedJob], list[str]]:
 
 
 FORMATS = {
-    "torchrun": ExportFormat(torchrun, "pytorch", _of("torchrun"), comments=False),
+    "torchrun": ExportFormat(torchrun, "this-suite", _of("torchrun"), comments=False),
     "slurm": ExportFormat(slurm, None, _of_slurm),
     "megatron": ExportFormat(megatron, "megatron-core", _of("megatron")),
     "nemo": ExportFormat(nemo, "megatron-core-nemo-2", _of("nemo")),
-    "torchtitan": ExportFormat(torchtitan, "pytorch", _of("torchtitan")),
+    "torchtitan": ExportFormat(torchtitan, "llama-3", _of("torchtitan")),
     "deepspeed": ExportFormat(deepspeed, "megatron-deepspeed", _of("deepspeed"), comments=False),
 }
 

@@ -49,7 +49,7 @@ def software_of(stack: str) -> str:
     """The format whose software a stack is of; empty where none is."""
     if stack.startswith("megatron-") and stack != "megatron-deepspeed":
         return "megatron"
-    if stack in ("pytorch", "llama-3"):
+    if stack in ("pytorch", "llama-3") or stack.startswith("torchtitan"):
         return "torchtitan"
     return "deepspeed" if "deepspeed" in stack else ""
 

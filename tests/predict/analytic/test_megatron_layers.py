@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from reference_runs.catalog import layout_mistakes, reference_run
 from reference_runs.layout import Layout, Recomputation, RecomputedModule, layout_text, parse_layout
 from reference_runs.run import Activation, ProductFormat, Workload
-from reference_runs.stack import Keeping, Modules, Weights32, stack
+from reference_runs.stack import Keeping, Modules, stack
 from suite.predict.analytic.activations import layer_activation_bytes, micro_batch_bytes
-from suite.predict.analytic.eager_modules import gradients_in_passes
 from suite.predict.analytic.flop import hardware_flop, recomputed_share
 from suite.predict.analytic.latent_attention import latent_products
 from suite.predict.analytic.megatron_layers import kept_by_layer
 from suite.predict.analytic.stage_layers import layer_kinds
-from suite.predict.analytic.stage_memory import stage_memory
+from suite.predict.analytic.stage_memory import gradients_in_passes, stage_memory
 from suite.predict.analytic.traffic import expert_traffic
 
 CORE, NEMO, HAI, GENERIC = (
@@ -184,7 +183,7 @@ def test_gradients_of_nemo_are_added_up_in_16_bits() -> None:
 
 
 def test_autograds_gradients_come_with_the_backward_passes_of_a_pipeline() -> None:
-    eager, piped = Keeping(Modules.EAGER, Weights32.SHARDED), Layout(pipeline_stages=4, virtual_stages=2)
+    eager, piped = Keeping(Modules.EAGER, fp32_shards=True), Layout(pipeline_stages=4, virtual_stages=2)
 
     def made(in_flight: float, micro_batches: int, keeping: Keeping = eager) -> float:
         return gradients_in_passes(80.0, 8.0, in_flight, keeping, piped, micro_batches=micro_batches)

@@ -297,7 +297,7 @@ def test_every_number_and_switch_of_the_step_is_among_those_that_never_make_it_f
     assert new == {*NUMBERS, *peaks, "stack", *FASTER, "direct_link"}
     # two others choose other numbers: libraries, the attention kernel; the third is the host's time or none; modules
     # say how things are written, see test_layer_time.py; the last changes memory alone
-    others = {"generation", "attention", "python_launches", "modules", "weights_32"}
+    others = {"generation", "attention", "python_launches", "modules", "fp32_shards"}
     assert set(PLAIN.__struct_fields__) == {*SWITCHED, *COUNTS, *others}
 
 

@@ -16,10 +16,10 @@ from reference_runs.catalog import accumulation, check_layout, reference_run, ru
 from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation
 from reference_runs.run import FlopConvention, ReferenceRun, Workload
+from reference_runs.stack import NO_KEEPING
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
 from suite.paths import ROOT
-from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop_conventions import model_convention
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import parameter_count

@@ -16,18 +16,19 @@ from reference_runs.machine_model import machine_model
 from reference_runs.published import load_table
 from reference_runs.run import Norm, Position, Precision, ReferenceRun, Workload
 from reference_runs.stack import stack, stack_of
+from suite.machine.half_precision import Kernels
 from suite.predict.analytic.activations import approximate_activation_bytes
 from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.memory_uncertainty import MemoryVerdict, PeakKind, peak_uncertainty
 from suite.predict.analytic.parameters import parameter_count, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
-from suite.predict.analytic.stage_memory import StageMemory, stage_memory
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.intervals import step_interval
 from suite.predict.machine_model.model import prepared_row, row_step_time
 from suite.predict.machine_model.unsaid_layout import as_executed
+from suite.predict.recorded_run.described_memory import RankMemory, described_by_stage
 
 A100 = 312e12
 LLAMA_13B = {"layers": 40, "hidden": 5120, "heads": 40, "kv_heads": 40, "ffn_hidden": 13824}
@@ -159,38 +160,40 @@ def test_times_that_no_accelerator_reaches_are_remarked_on() -> None:
 GIB = 2**30
 
 
-def memory(run: ReferenceRun, framework: str, layout: Layout, precision: Precision, **shape: object) -> StageMemory:
+def memory(run: ReferenceRun, framework: str, layout: Layout, precision: Precision, **shape: object) -> RankMemory:
     architecture = msgspec.structs.replace(run.architecture, **shape)
-    recipe = msgspec.structs.replace(run.recipe, precision=precision, hidden_dropout=0.0, attention_dropout=0.0)
-    keeping = stack_of(framework).switches.keeping
-    return stage_memory(Workload(architecture, recipe, layout), stage=0, micro_batches=1, keeping=keeping)
+    batch = layout.micro_batch * layout.data_parallel
+    recipe = msgspec.structs.replace(run.recipe, precision=precision, global_batch=batch)
+    keeping, workload = stack_of(framework).switches.keeping, Workload(architecture, recipe, layout)
+    return described_by_stage(workload, keeping, Kernels(cuda=True), micro_batches=1, device_bytes=None)[0]
 
 
 def test_a_llama_of_transformers_on_one_accelerator() -> None:
     """LLaMA-7B, fp16, AdamW, 8 x 512 tokens (LOMO, arXiv 2306.09782, table 1): 12.55 + 12.55 + 75.31 GiB of state and
-    45.61 GiB of activations. Predicted for eager modules with master weights: 20 % less; for fused kernels 49 %.
-    Transformers of that year kept 6 GiB more: a maximum over the scores (2 a s^2 b a layer), and inputs of norms.
+    45.61 GiB of activations. A walk through today's modules, which does not depend on the 16-bit format: 21 % less;
+    for fused kernels 49 %. Transformers of that year kept 6 GiB more: a maximum over the scores (2 a s^2 b a layer),
+    and inputs of norms.
     """
     run = reference_run("llama2-7b")
     layout = Layout(micro_batch=8)
-    eager = memory(run, "PyTorch", layout, Precision.FP16, sequence=512)
+    eager = memory(run, "HF", layout, Precision.BF16_PURE, sequence=512)
     assert [round(part / GIB, 2) for part in (eager.weights, eager.gradients)] == [12.55, 12.55]
-    assert (eager.master_weights + eager.moments) / GIB == pytest.approx(75.31, abs=0.005)
-    activations = (eager.activations + eager.logits) / GIB
-    assert activations / 45.61 - 1 == pytest.approx(-0.20, abs=0.01)
+    activations = eager.activations / GIB
+    assert activations / 45.61 - 1 == pytest.approx(-0.21, abs=0.01)
     fused = memory(run, "Megatron-LM", layout, Precision.FP16, sequence=512)
+    assert fused.optimizer / GIB == pytest.approx(75.31, abs=0.005)
     assert (fused.activations + fused.logits) / GIB / 45.61 - 1 == pytest.approx(-0.49, abs=0.01)
     older = 32 * (2 * 32 * 8 * 512**2 + 2 * 2 * 8 * 512 * 4096) / GIB
-    assert (activations + older) / 45.61 - 1 == pytest.approx(-0.07, abs=0.01)
+    assert (activations + older) / 45.61 - 1 == pytest.approx(-0.08, abs=0.01)
 
 
-def test_llama_70b_sharded_over_16_accelerators_is_likely_to_fit() -> None:
+def test_llama_70b_sharded_over_16_accelerators_fits() -> None:
     """Llama-2-70B with FSDP on 16 A100 of 80 GB, 2048 tokens each, ran (huggingface/blog, issue 1649)."""
     run = reference_run("llama2-70b")
     layout = Layout(data_parallel=16, zero_stage=3, recomputation=Recomputation.FULL, fused_attention=True)
     peak = memory(run, "HF FSDP", layout, Precision.BF16, sequence=2048).peak
     usable = usable_memory(accelerator("a100-sxm-80gb").board).usable
-    assert peak_uncertainty(PeakKind.FORMULA).fitting(peak, usable).verdict is MemoryVerdict.LIKELY
+    assert peak_uncertainty(PeakKind.WALKED).fitting(peak, usable).verdict is MemoryVerdict.FITS
     # with master weights beside 16-bit ones, and fp32 gradients in passing, it would not
     assert memory(run, "Megatron-LM", layout, Precision.BF16, sequence=2048).peak > usable
 

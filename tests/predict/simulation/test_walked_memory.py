@@ -11,6 +11,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, parse_layout
 from reference_runs.run import Workload
+from reference_runs.stack import stack
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Quantity
 from suite.paths import RECORDED_H100
@@ -23,7 +24,7 @@ from suite.records.store import read
 from tests.support.examples import examples
 
 LLAMA = reference_run("llama2-7b")
-CUDA = Execution(Kernels(cuda=True), compiled=True)
+CUDA = Execution(Kernels(cuda=True), stack("this-suite").switches.keeping)
 LAYOUTS = (
     *("dp1", "dp8", "dp8,zero1", "dp8,zero1,reduce-scatter", "dp8,zero2", "dp8,zero3", "dp8,zero3,noreshard"),
     *(
