@@ -14,7 +14,7 @@ from reference_runs.run import Precision
 from reference_runs.training_logs.training_log import TrainingLog, training_log
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
+from suite.commands.training_options import LAYOUT_PANEL, MACHINE_PANEL, Asked, JsonOutput, asks_edition, asks_training
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.diagnosis.compared import ComparedRun, ComparedRuns, compared
 from suite.predict.diagnosis.counting import Printed, dense_share
@@ -22,7 +22,7 @@ from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, diagnosi
 from suite.predict.diagnosis.pace import Pace, pace, step_seconds
 from suite.predict.diagnosis.said import Said, said
 from suite.predict.plan.asked import check_positive
-from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run
+from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
 from suite.predict.recorded_run.figures import Prices
 from suite.report.terminal.diagnosis import print_comparison, print_diagnosis, print_printed_mfu
 from suite.report.terminal.tables import console
@@ -52,6 +52,12 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         ),
     ] = None,
     against_gpus: Annotated[int | None, typer.Option(help="Accelerators of that run.", show_default=False)] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            help="Profile that `calibrate` stored of the machine.", show_default=False, rich_help_panel=MACHINE_PANEL
+        ),
+    ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
@@ -98,7 +104,7 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     read = training_log(log) if log else None
     known = said(read, sequence=asked.training.sequence) if read else Said()
     layout = layout or known.layout
-    predicted = _predicted(run, _completed(asked, known), layout, read)
+    predicted = _predicted(run, _completed(asked, known), layout, read, machine)
     tokens, gpus, micro_batches = _work(predicted, _completed(asked, known))
     if step_time is not None or read is None:
         seconds = _stated_seconds(step_time, tokens_per_second, tokens, gpus)
@@ -146,13 +152,16 @@ def _completed(asked: Asked, known: Said) -> Asked:
     return asked._replace(gpus=asked.gpus or known.gpus, training=training)
 
 
-def _predicted(run: str | None, asked: Asked, layout: str | None, log: TrainingLog | None) -> Predicted | None:
+def _predicted(
+    run: str | None, asked: Asked, layout: str | None, log: TrainingLog | None, machine: Path | None
+) -> Predicted | None:
     if run is None:
         return None
+    profile = None if machine is None else undisturbed_profile(machine)
     network = None if asked.network is None else asked.network * 1e9 / 8
     stack = asked.stack or (log.format.stack if log else None)
     request = PredictionRequest(
-        asked.on, None, layout, network, Prices(None, None, 1.0), stack, gpus=asked.gpus, training=asked.training
+        asked.on, profile, layout, network, Prices(None, None, 1.0), stack, gpus=asked.gpus, training=asked.training
     )
     return predicted_run(run, request)
 

@@ -12,6 +12,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from reference_runs.training_logs.facts import Sign
+from reference_runs.training_logs.options import option_of
 from reference_runs.training_logs.training_log import PrintedStep, TrainingLog
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.diagnosis.causes import ExpectedStep, SlowCause, candidates, seen_causes
@@ -46,11 +47,13 @@ class Saving(msgspec.Struct, frozen=True):
     Args:
         share: of the predicted time of the same tokens.
         more_bytes: on the fullest rank.
+        option: what the framework of the log calls it; None: not known.
     """
 
     words: str
     share: float
     more_bytes: float
+    option: str | None = None
 
 
 class RunDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +148,7 @@ def diagnosis(
         mfu=flop / peak if flop and peak else None,
         hfu=executed / peak if executed and peak else None,
         terms=_terms(step) if step else {},
-        helpful=_helpful(predicted, layout) if step else [],
+        helpful=_helpful(predicted, layout, log.format.name if log else "") if step else [],
     )
 
 
@@ -154,7 +157,7 @@ def _terms(step: StepTime) -> dict[str, float]:
     return {name.removesuffix("_seconds").replace("_", "-"): seconds for name, seconds in terms if seconds > 0}
 
 
-def _helpful(predicted: Predicted, layout: Layout) -> list[Saving]:
+def _helpful(predicted: Predicted, layout: Layout, framework: str) -> list[Saving]:
     """Changes that the software executes, that fit, and that save a twentieth of the step or more."""
     run, on = predicted.run, predicted.machine
     if run is None or on is None:
@@ -166,7 +169,9 @@ def _helpful(predicted: Predicted, layout: Layout) -> list[Saving]:
     except InputError:  # what is searched is not all that can be predicted
         return []
     able = [each for each in changes if each.fits and each.allowed and each.time <= -LEAST_SAVED]
-    return [Saving(each.words, -each.time, each.more_bytes) for each in able[:MOST_CAUSES]]
+    return [
+        Saving(each.words, -each.time, each.more_bytes, option_of(framework, each.words)) for each in able[:MOST_CAUSES]
+    ]
 
 
 def _wider(interval: tuple[float, float], middle: float) -> tuple[float, float]:

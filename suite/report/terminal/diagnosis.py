@@ -48,7 +48,8 @@ def print_diagnosis(
         )
         print_folded(out, f"where the predicted step goes: {longest}")
     for change in answer.helpful:
-        print_folded(out, f"would save {percent(change.share)} of the predicted time: {change.words}", "")
+        option = f" ({change.option})" if change.option else ""
+        print_folded(out, f"would save {percent(change.share)} of the predicted time: {change.words}{option}", "")
     for note in answer.notes:
         print_folded(out, f"note: {note}")
     if predicted:
