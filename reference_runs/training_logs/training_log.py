@@ -18,6 +18,7 @@ from reference_runs.training_logs.formats import FORMATS, PROGRESS, LogFormat
 from reference_runs.training_logs.lines import log_lines, number
 
 MOST_STEPS = 100_000  # kept of a log; of more every second, every fourth, ...
+EARLY_LINES = 10_000  # in which a log says the sizes of its run, and in which other frameworks' steps are noticed
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 _KNOWN_WORDS = re.compile(r"iter|step|loss|time|tok|sampl|flop|mfu|throughput|epoch", re.IGNORECASE)
 _SHOWN_LETTERS = 100
@@ -94,11 +95,14 @@ class _LogReader:
         self.others: Counter[str] = Counter()
         self.progress: list[tuple[int, float]] = []
         self.runs = 1
-        self.stride, self.seen = 1, 0
+        self.stride, self.seen, self.lines = 1, 0, 0
         self.closest, self.likeness = "", 0
 
     def take(self, line: str) -> None:
         """Read one line."""
+        self.lines += 1
+        if self._take_step(line):
+            return
         for sign, pattern in SIGNS.items():
             if pattern.search(line):
                 self.signs[sign] += 1
@@ -106,27 +110,37 @@ class _LogReader:
             done, elapsed = int(match["done"]), _clock_seconds(match["elapsed"])
             if not self.progress or done > self.progress[-1][0]:
                 self.progress.append((done, elapsed))
-        if self._take_step(line):
-            return
-        self.facts |= facts_of(line)
+        if self.lines <= EARLY_LINES:
+            self._take_early(line)
         for name, seconds in timers_of(line).items():
-            self.timers.setdefault(name, []).append(seconds)
+            known = self.timers.setdefault(name, [])
+            if len(known) < MOST_STEPS:
+                known.append(seconds)
+
+    def _take_early(self, line: str) -> None:
+        """Sizes, and the line that is most like a step, in case that none is one."""
+        self.facts |= facts_of(line)
         likeness = len(set(map(str.lower, _KNOWN_WORDS.findall(line))))
         if likeness > self.likeness:
             self.closest, self.likeness = line, likeness
 
     def _take_step(self, line: str) -> bool:
         """Whether the line says something of a step."""
-        found = next((each for each in FORMATS if each.begins.search(line)), None)
-        if found is not None and self.format is None:
-            self.format = found
+        if self.format is not None and self.format.begins.search(line):
+            found: LogFormat | None = self.format
+        elif self.format is None or self.lines <= EARLY_LINES:
+            found = next((each for each in FORMATS if each.begins.search(line)), None)
+        else:
+            found = None
+        self.format = self.format or found
         if self.format is None:
             return False
-        if found is not None and found is not self.format:
-            self.others[found.name] += 1
+        if found is not self.format:
+            if self.format.goes_on and self.steps and _fill(self.steps[-1], self.format, line):
+                return True
+            if found is not None:
+                self.others[found.name] += 1
             return False
-        if found is None:
-            return self.format.goes_on and bool(self.steps) and _fill(self.steps[-1], self.format, line)
         step = PrintedStep(stamp=_stamp(line))
         _fill(step, self.format, line)
         self._append(step)
