@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, StageAssignment
@@ -68,16 +69,20 @@ def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int)
         return [LayerKind(architecture.other_kind, layers)]
 
     def first_kind_layers(stages: int, virtual: int, stage: int) -> int:
-        counts = layout.stage_layer_counts
         one = Layout(
             schedule=layout.schedule,
             pipeline_stages=int(stages),
             virtual_stages=int(virtual),
             stage_assignment=layout.stage_assignment,
-            stage_layer_counts=counts,
+            stage_layer_counts=layout.stage_layer_counts,
         )
-        chunks = stage_chunk_layers(architecture.layers, one, stage=int(stage))
-        return sum(architecture.is_of_first_kind(layer) for chunk in chunks for layer in chunk)
+        return _first_kind_layers(architecture, one, int(stage))
 
     first = by_row(first_kind_layers, layout.pipeline_stages, layout.virtual_stages, stage)
     return [LayerKind(architecture.first_kind, first), LayerKind(architecture.other_kind, layers - first)]
+
+
+@lru_cache(maxsize=4096)  # a search asks for a few hundred of them, each hundreds of times
+def _first_kind_layers(architecture: Architecture, layout: Layout, stage: int) -> int:
+    chunks = stage_chunk_layers(architecture.layers, layout, stage=stage)
+    return sum(architecture.is_of_first_kind(layer) for chunk in chunks for layer in chunk)
