@@ -107,7 +107,8 @@ class Modules(enum.StrEnum):
     compiled, the loss not.
     this-suite: as `reproduce` launches suite/execute, compiled on GPUs; memory is what a walk through the whole step
     holds, block by block. this-suite-eager: the same without a compiler.
-    scripts, transformers: as layers of scripts and of transformers are written, walked through likewise.
+    scripts, transformers: as layers of scripts and of transformers are written, walked through likewise. deepspeed:
+    transformers' under DeepSpeed's ZeRO.
     """
 
     FUSED = "fused"
@@ -122,6 +123,7 @@ class Modules(enum.StrEnum):
     THIS_SUITE_EAGER = "this-suite-eager"
     SCRIPTS = "scripts"
     TRANSFORMERS = "transformers"
+    DEEPSPEED = "deepspeed"
 
 
 class Keeping(NamedTuple):
@@ -193,8 +195,8 @@ class Keeping(NamedTuple):
 
     @property
     def scripted(self) -> bool:
-        """Whether the step is walked through that a script executes, under plain PyTorch."""
-        return self.modules in (Modules.SCRIPTS, Modules.TRANSFORMERS)
+        """Whether the step is walked through that a script executes, under plain PyTorch or DeepSpeed."""
+        return self.modules in (Modules.SCRIPTS, Modules.TRANSFORMERS, Modules.DEEPSPEED)
 
 
 NO_KEEPING = Keeping(Modules.FUSED, fp32_shards=False)

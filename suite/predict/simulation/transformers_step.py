@@ -38,6 +38,7 @@ from suite.predict.simulation.shared_inputs import INT64
 from suite.predict.simulation.state import stored_element_bytes
 from suite.predict.simulation.step_memory import ALIKE_FROM, CUDA_GRANULARITY, GENERATOR_BYTES, MULTIPLYING_THREADS
 from suite.predict.simulation.transformers_layers import Layers, LayerWeights, is_gpt2, layer_weights, norm_weights
+from suite.predict.simulation.zero_gradients import ZeroConfig, ZeroGradients
 
 SHALLOW = 6  # layers of the shallower of the two models that are walked through in place of a deep one
 Part = Mapping[str, int]
@@ -52,6 +53,7 @@ class EagerStep(NamedTuple):
         recompute_every: with full recomputation, of so many layers the last is computed again, and no other.
         synchronises_once: whether gradients are reduced after the last micro-batch alone; None: as PyTorch does by
             itself: DistributedDataParallel once, as Trainer and Accelerate have it, FSDP2 each time.
+        zero: how DeepSpeed takes the gradients of a rank; None: it does not.
     """
 
     kernels: Kernels
@@ -59,6 +61,7 @@ class EagerStep(NamedTuple):
     recompute_every: int = 1
     synchronises_once: bool | None = None
     update: Update = Update.FUSED
+    zero: ZeroConfig | None = None
 
 
 def not_described(workload: Workload, modules: Modules = Modules.TRANSFORMERS) -> list[str]:
@@ -143,6 +146,7 @@ class TransformersRank:
             self.sharding.synchronises_once = once
         self.autocast = recipe.precision is Precision.BF16 and not sharded
         self.element = FP32 if self.autocast else WEIGHT_ELEMENT_BYTES[recipe.precision]
+        self.zero = None if step.zero is None else ZeroGradients(tape, step.zero)
         self.gradients: dict[int, MemoryBlock] = {}
         self.sizes: list[int] = []
         kernels = step.kernels
@@ -189,7 +193,10 @@ class TransformersRank:
             if readers > 1 and not self.autocast:
                 block = self.tape.block(size)
             waiting.clear()
-            self.gradients.setdefault(name, block).move(Category.GRADIENTS)
+            if self.zero is not None:
+                self.zero.take(block)
+            if self.zero is None or self.zero.keeps_whole:
+                self.gradients.setdefault(name, block).move(Category.GRADIENTS)
 
         return ParameterLeaf(deliver)
 
@@ -287,6 +294,8 @@ class TransformersRank:
         self.tape.backward(loss, self.tape.block(FP32))
         if self.sharding is not None:
             self.sharding.finish()
+        if self.zero is not None:
+            self.zero.finish(self.gradients, last=last)
         self.border()
 
 

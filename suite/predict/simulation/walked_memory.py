@@ -26,7 +26,10 @@ _FULL = 3  # micro-batches a stage, from where on a pipeline is full
 _FEW, _FEW_ALONE = (2, 3), (4, 6)  # layers of a chunk: in a pipeline, and where there is none
 Peaks = Mapping[str, Mapping[str, float]]
 # Modules that the formula takes in place of those with a memory of their own
-BY_FORMULA = {Modules.SCRIPTS: Modules.EAGER, Modules.TRANSFORMERS: Modules.EAGER, Modules.NANOTRON: Modules.FUSED}
+BY_FORMULA = {
+    **dict.fromkeys((Modules.SCRIPTS, Modules.TRANSFORMERS, Modules.DEEPSPEED), Modules.EAGER),
+    Modules.NANOTRON: Modules.FUSED,
+}
 
 
 class Execution(NamedTuple):
@@ -110,6 +113,10 @@ def walked_memory(workload: Workload, *, stage: int, execution: Execution) -> Wa
         InputError: the walk does not know how the layout is executed.
     """
     _check_described(workload, execution)
+    if execution.keeping.modules is Modules.DEEPSPEED:
+        from suite.predict.simulation.deepspeed_step import deepspeed_bytes, deepspeed_peaks
+
+        return WalkedMemory(*deepspeed_bytes(workload), deepspeed_peaks(workload, execution.kernels))
     if execution.keeping.scripted:  # imported for its stacks alone: other predictions start without it
         from suite.predict.simulation.transformers_step import EagerStep, stored_bytes, transformers_peaks
 
@@ -134,6 +141,10 @@ def unwalked(workload: Workload, keeping: Keeping) -> list[str]:
         return not_in_nanotron(workload)
     if not keeping.scripted:
         return []
+    if keeping.modules is Modules.DEEPSPEED:
+        from suite.predict.simulation import deepspeed_step
+
+        return deepspeed_step.not_described(workload) + _unlike_updates(workload)
     from suite.predict.simulation.transformers_step import not_described  # other predictions start without it
 
     return not_described(workload, keeping.modules) + _unlike_updates(workload)

@@ -44,7 +44,7 @@ def test_words_say_the_verdict_and_the_probability() -> None:
 def test_every_stack_has_a_kind() -> None:
     kinds = {name: peak_kind(each.switches.keeping) for name, each in stacks().items()}
     named = {
-        PeakKind.WALKED: {"this-suite", "this-suite-eager", "pytorch", "transformers"},
+        PeakKind.WALKED: {"this-suite", "this-suite-eager", "pytorch", "transformers", "deepspeed"},
         PeakKind.NANOTRON: {"nanotron"},
         PeakKind.TORCHTITAN: {name for name in kinds if name.startswith("torchtitan")},
     }
