@@ -175,8 +175,8 @@ class Keeping(NamedTuple):
 
     @property
     def fsdp2(self) -> bool:
-        """Whether ZeRO-3 is PyTorch's `fully_shard`."""
-        return self.titan or self.walked
+        """Whether ZeRO-3 is PyTorch's `fully_shard` for certain: scripts that are not named may have FSDP1."""
+        return self.titan or (self.walked and self.modules is not Modules.SCRIPTS)
 
     @property
     def titan(self) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Workload
-from reference_runs.stack import Accumulation, ContextParallel
+from reference_runs.stack import Accumulation, ContextParallel, stack
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.layer_time import layer_time
@@ -23,7 +23,7 @@ from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 from suite.predict.analytic.product_formats import layer_casts
 from suite.predict.analytic.stage_computation import stage_kernels
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.step_time import StepTime
+from suite.predict.analytic.step_time import StepTime, shard_copies_bytes
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.examples import examples
 from tests.support.machines import A100, Case, cases, flat_efficiency, machines
@@ -486,3 +486,14 @@ def test_recomputation_repeats_attention_or_whole_layers() -> None:
         assert time.recomputation_seconds == pytest.approx(3 * 5 * products, rel=ROUNDING)
         assert time.operator_seconds - plain.operator_seconds == pytest.approx(3 * 5 * operators, rel=1e-9)
         assert (time.forward_seconds, time.backward_seconds) == (plain.forward_seconds, plain.backward_seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "copied"), [("pytorch", 0), ("transformers", 14), ("this-suite", 14), ("torchtitan", 14)]
+)
+def test_fsdp2_copies_what_is_gathered_twice_and_gradients_once(name: str, copied: int) -> None:
+    """bf16: two gathers of 2 bytes, read and written; gradients of 2 bytes written as 4."""
+    recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision.BF16)
+    for zero_stage, expected in ((3, copied), (2, 0)):
+        workload = Workload(BLOOM.architecture, recipe, Layout(data_parallel=8, zero_stage=zero_stage))
+        assert shard_copies_bytes(workload, stack(name).switches, parameters=3) == 3 * expected
