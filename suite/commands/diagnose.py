@@ -24,8 +24,12 @@ from suite.predict.diagnosis.said import Said, said
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
 from suite.predict.recorded_run.figures import Prices
+from suite.records.query import record_path
+from suite.records.record import BEGIN, END
+from suite.records.store import read as read_record
 from suite.report.terminal.diagnosis import print_comparison, print_diagnosis, print_printed_mfu
 from suite.report.terminal.tables import console
+from suite.reproduce.diagnosed_launch import diagnosed_launch
 
 _NUMBERS = "Numbers in place of a log, or beside it"
 
@@ -101,6 +105,9 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
             raise InputError("missing argument 'log'", allowed="a log, or --step-time, or --mfu with --on")
         _print_mfu(mfu / 100, asked.on, as_json=json)
         return
+    if log is not None and log.name.endswith((BEGIN, END)):
+        _print_record(log, as_json=json)
+        return
     read = training_log(log) if log else None
     known = said(read, sequence=asked.training.sequence) if read else Said()
     layout = layout or known.layout
@@ -127,6 +134,11 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     answer = diagnosis(read, measured, printed, predicted, states_layout=layout is not None)
     answer.notes.extend(f"assumed: {each}" for each in known.assumed)
     _print(log, run, answer, predicted, as_json=json)
+
+
+def _print_record(path: Path, *, as_json: bool) -> None:
+    record = read_record(record_path(path.parent, str(path)))
+    _print(path, record.begin.run, diagnosed_launch(record), None, as_json=as_json)
 
 
 def _print_mfu(mfu: float, on: str, *, as_json: bool) -> None:

@@ -41,12 +41,13 @@ def print_diagnosis(
         seen = "seen in the log" if cause.is_seen else "would explain it"
         print_folded(out, f"cause {number}, {seen}: {cause.words}{seconds}", "")
         print_folded(out, f"    look at: {cause.confirm}")
-    if answer.terms and answer.predicted_seconds:
+    if answer.terms:
+        whole = sum(answer.terms.values())
         longest = ", ".join(
-            f"{term} {percent(seconds / answer.predicted_seconds)}"
-            for term, seconds in list(answer.terms.items())[:_TERMS]
+            f"{term} {percent(seconds / whole)}" for term, seconds in list(answer.terms.items())[:_TERMS]
         )
-        print_folded(out, f"where the predicted step goes: {longest}")
+        whose = "predicted" if predicted else "measured"
+        print_folded(out, f"where the {whose} step goes: {longest}")
     for change in answer.helpful:
         option = f" ({change.option})" if change.option else ""
         print_folded(out, f"would save {percent(change.share)} of the predicted time: {change.words}{option}", "")
@@ -79,7 +80,7 @@ def _pace_words(answer: RunDiagnosis) -> str:
         words += f" (median of {pace.steps}{left}; half of them {printed(pace.low, 's')} to {printed(pace.high, 's')})"
     if answer.predicted_seconds is not None and answer.interval is not None:
         low, high = (printed(end, "s") for end in answer.interval)
-        words += f"; predicted {printed(answer.predicted_seconds, 's')}, 95 % between {low} and {high}"
+        words += f"; predicted {printed(answer.predicted_seconds, 's')}, expected between {low} and {high}"
     return words
 
 
