@@ -6,6 +6,44 @@ from enum import StrEnum
 
 import msgspec
 
+_GEMMS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward", "_scaled_mm"}
+_GEMMS |= {"chunk_scan", "chunk_scan_backward"}  # of state-space layers
+_COPIES = {"clone", "cat", "stack", "index", "index_select", "gather", "embedding", "constant_pad_nd", "repeat", "roll"}
+_COPIES |= {"split_with_sizes_copy", "_chunk_cat", "index_put", "index_put_", "_index_put_impl_", "scatter", "flip"}
+_COPIES |= {"index_add", "index_add_", "scatter_add", "embedding_dense_backward", "slice_backward", "select_backward"}
+_COPIES |= {
+    "copy_",
+    "_foreach_copy_",
+    "sort",
+    "topk",
+    "repeat_interleave",
+    "slice_scatter",
+    "select_scatter",
+    "_to_copy",
+}
+_HOST = {"_local_scalar_dense", "nonzero", "item", "equal"}
+# operators that make a view or take memory, and compute nothing
+# fmt: off
+_METADATA = frozenset((
+    "alias", "as_strided", "broadcast_to", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "expand", "expand_as", "flatten", "is_nonzero", "item", "lift_fresh", "movedim", "narrow",
+    "new_empty", "new_empty_strided", "permute", "positive", "record_stream", "reshape", "reshape_as", "resize_",
+    "resolve_conj", "resolve_neg", "result_type", "select", "set_", "slice", "split", "split_with_sizes",
+    "squeeze", "squeeze_", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsafe_split",
+    "unsqueeze", "unsqueeze_", "view", "view_as", "view_as_complex", "view_as_real", "zeros_like", "zeros", "ones",
+    "ones_like", "full", "new_zeros", "_local_scalar_dense", "_nested_view", "_reshape_alias", "_reshape_copy",
+    "_unsafe_view", "detach_",
+))
+# fmt: on
+# operators that only call others: their own time is dispatch
+# fmt: off
+_COMPOSITE = frozenset((
+    "_to_copy", "clone", "contiguous", "cross_entropy_loss", "dropout", "embedding", "feature_dropout",
+    "layer_norm", "linear", "log_softmax", "matmul", "nll_loss", "nll_loss_nd", "pad", "softmax", "stack", "to",
+    "type_as", "zero_",
+))
+# fmt: on
+
 
 class OperatorKind(StrEnum):
     """Kind of operator: it decides what limits its time."""
@@ -55,3 +93,23 @@ class TracedOperator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     read_bytes: int
     written_bytes: int
     kept_bytes: int = 0
+
+
+def kind_of_name(name: str) -> OperatorKind:
+    """Kind of an operator by its name alone; of copies, which may be casts, see `_kind`."""
+    if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
+        return OperatorKind.ATTENTION
+    if name in _GEMMS or "grouped_mm" in name:
+        return OperatorKind.GEMM
+    if name in _HOST:
+        return OperatorKind.HOST
+    if name in _COPIES:
+        return OperatorKind.PERMUTATION
+    if "norm" in name or "softmax" in name:
+        return OperatorKind.NORM
+    return OperatorKind.ELEMENT_WISE
+
+
+def only_dispatches(name: str) -> bool:
+    """Whether an operator computes nothing itself: it makes a view, takes memory, or calls others."""
+    return name in _METADATA or name in _COMPOSITE

@@ -12,31 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from suite.execute.measure.phases import RANGE, Part
+from suite.job.operators import only_dispatches
 from suite.metrics.figures import StepTerm
 
 StartEnd = tuple[int, int]
 
-# operators that make a view or take memory, and compute nothing
-# fmt: off
-_METADATA = frozenset((
-    "alias", "as_strided", "broadcast_to", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_permuted",
-    "empty_strided", "expand", "expand_as", "flatten", "is_nonzero", "item", "lift_fresh", "movedim", "narrow",
-    "new_empty", "new_empty_strided", "permute", "positive", "record_stream", "reshape", "reshape_as", "resize_",
-    "resolve_conj", "resolve_neg", "result_type", "select", "set_", "slice", "split", "split_with_sizes",
-    "squeeze", "squeeze_", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsafe_split",
-    "unsqueeze", "unsqueeze_", "view", "view_as", "view_as_complex", "view_as_real", "zeros_like", "zeros", "ones",
-    "ones_like", "full", "new_zeros", "_local_scalar_dense", "_nested_view", "_reshape_alias", "_reshape_copy",
-    "_unsafe_view", "detach_",
-))
-# fmt: on
-# operators that only call others: their own time is dispatch
-# fmt: off
-_COMPOSITE = frozenset((
-    "_to_copy", "clone", "contiguous", "cross_entropy_loss", "dropout", "embedding", "feature_dropout",
-    "layer_norm", "linear", "log_softmax", "matmul", "nll_loss", "nll_loss_nd", "pad", "softmax", "stack", "to",
-    "type_as", "zero_",
-))
-# fmt: on
 _COMPUTES = {Part.FORWARD: StepTerm.FORWARD, Part.BACKWARD: StepTerm.BACKWARD, Part.UPDATE: StepTerm.OPTIMIZER}
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 _COMPILED = "CompiledFxGraph"  # torch.compile's range around what inductor generated
@@ -146,7 +126,7 @@ def computes(span: Span) -> bool:
     if _COMPILED in span.name:
         return True
     namespace, _, name = span.name.partition("::")
-    return not span.annotated and namespace == "aten" and name not in _METADATA and name not in _COMPOSITE
+    return not span.annotated and namespace == "aten" and not only_dispatches(name)
 
 
 def _redispatched(ordered: Sequence[Span]) -> set[int]:

@@ -25,8 +25,8 @@ from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
 from suite.execute.measure.counters import LocalFlopCounter
-from suite.execute.trace.operators import CallKey, kind_of_name, short_path
-from suite.job.operators import OperatorKind, TracePhase
+from suite.execute.trace.operators import CallKey, short_path
+from suite.job.operators import OperatorKind, TracePhase, kind_of_name
 
 _PARTS = re.compile(r"\['([^']+)'\]|\.(\w+)|\[(\d+)\]")  # of a path as Dynamo has it: L['self']._modules['mlp'].up
 _LONGEST_NAME = 80  # of a fused kernel

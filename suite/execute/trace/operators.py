@@ -14,29 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from suite.execute.measure.counters import LocalFlopCounter, ObservingMode
-from suite.job.operators import OperatorKind, TracedOperator, TracePhase
+from suite.job.operators import OperatorKind, TracedOperator, TracePhase, kind_of_name
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.?|^module\.")
 _MOST_SIZES = 8  # tensors whose sizes are listed; of longer lists the elements alone
 _NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
 _NO_WORK |= {"_unsafe_view", "resize_", "set_", "wait_tensor", "is_same_size", "_foreach_copy_none"}
-_GEMMS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward", "_scaled_mm"}
-_GEMMS |= {"chunk_scan", "chunk_scan_backward"}  # of state-space layers
-_COPIES = {"clone", "cat", "stack", "index", "index_select", "gather", "embedding", "constant_pad_nd", "repeat", "roll"}
-_COPIES |= {"split_with_sizes_copy", "_chunk_cat", "index_put", "index_put_", "_index_put_impl_", "scatter", "flip"}
-_COPIES |= {"index_add", "index_add_", "scatter_add", "embedding_dense_backward", "slice_backward", "select_backward"}
-_COPIES |= {
-    "copy_",
-    "_foreach_copy_",
-    "sort",
-    "topk",
-    "repeat_interleave",
-    "slice_scatter",
-    "select_scatter",
-    "_to_copy",
-}
-_HOST = {"_local_scalar_dense", "nonzero", "item", "equal"}
 _NO_OPERATORS = ("prim", "profiler", "c10d", "_c10d_functional")  # the last two are counted as messages
 
 
@@ -225,18 +209,3 @@ def _kind(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> OperatorKin
         is_cast = bool(outputs) and source.dtype is not outputs[0].dtype
         return OperatorKind.CAST if is_cast else OperatorKind.PERMUTATION
     return kind_of_name(name)
-
-
-def kind_of_name(name: str) -> OperatorKind:
-    """Kind of an operator by its name alone; of copies, which may be casts, see `_kind`."""
-    if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
-        return OperatorKind.ATTENTION
-    if name in _GEMMS or "grouped_mm" in name:
-        return OperatorKind.GEMM
-    if name in _HOST:
-        return OperatorKind.HOST
-    if name in _COPIES:
-        return OperatorKind.PERMUTATION
-    if "norm" in name or "softmax" in name:
-        return OperatorKind.NORM
-    return OperatorKind.ELEMENT_WISE
