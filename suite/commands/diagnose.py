@@ -11,8 +11,10 @@ from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.run import Precision
-from reference_runs.training_logs.training_log import TrainingLog, training_log
+from reference_runs.training_logs.training_log import PrintedStep, TrainingLog, training_log
+from reference_runs.training_traces.files import TraceKind, files_of_kind, traces
 from suite.commands import exit_codes
+from suite.commands.diagnosed_recordings import print_recordings
 from suite.commands.options import print_json
 from suite.commands.training_options import LAYOUT_PANEL, MACHINE_PANEL, Asked, JsonOutput, asks_edition, asks_training
 from suite.machine.half_precision import WORK_DTYPES
@@ -21,6 +23,8 @@ from suite.predict.diagnosis.counting import Printed, dense_share
 from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, diagnosis, printed_rates
 from suite.predict.diagnosis.pace import Pace, pace, step_seconds
 from suite.predict.diagnosis.said import Said, said
+from suite.predict.diagnosis.trace_causes import traced
+from suite.predict.diagnosis.trace_terms import step_terms
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
 from suite.predict.recorded_run.figures import Prices
@@ -37,8 +41,13 @@ _NUMBERS = "Numbers in place of a log, or beside it"
 @asks_edition
 @asks_training
 def diagnose(  # noqa: PLR0913  # long: the command's options
-    log: Annotated[
-        Path | None, typer.Argument(help="Log of a training, as its framework prints it.", show_default=False)
+    logs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="LOG",
+            help="Log of a training, as its framework prints it; or traces, a file a rank, or a folder of them.",
+            show_default=False,
+        ),
     ] = None,
     *,
     asked: Asked,
@@ -90,30 +99,39 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
 
     Logs of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo, Megatron-Bridge, torchtitan, nanotron, DeepSpeed, the
     Hugging Face Trainer (console, trainer_state.json), Composer, OLMo-core, MaxText, litgpt, nanoGPT, nanochat, llm.c
-    and MLPerf are read. What a log does not say (model, accelerator, layout) options say.
+    and MLPerf are read, and traces: of PyTorch's profiler, of Nsight Systems (SQLite), dumps of flight recorders. What
+    they do not say (model, accelerator, layout) options say.
 
     Examples: python -m suite diagnose train.log --run llama2-7b --on a100 --gpus 8;
     python -m suite diagnose --run gpt2-124m --on a100 --gpus 8 --step-time 0.562;
-    python -m suite diagnose two_nodes.log --against one_node.log
+    python -m suite diagnose two_nodes.log --against one_node.log;
+    python -m suite diagnose traces/ --run llama2-7b --on a100 --gpus 8
 
     Exit codes: 0 as expected; 1 slow, implausible or counted wrongly; 2 bad input; 3 nothing to compare with.
     """
     given = {"--step-time": step_time, "--mfu": mfu, "--tflops": tflops, "--tokens-per-second": tokens_per_second}
     check_positive(given)
-    if log is None and step_time is None and tokens_per_second is None:
+    if not logs and step_time is None and tokens_per_second is None:
         if mfu is None or asked.on is None:
             raise InputError("missing argument 'log'", allowed="a log, or --step-time, or --mfu with --on")
         _print_mfu(mfu / 100, asked.on, as_json=json)
         return
-    if log is not None and log.name.endswith((BEGIN, END)):
-        _print_record(log, as_json=json)
+    if logs and logs[0].name.endswith((BEGIN, END)):
+        _print_record(logs[0], as_json=json)
         return
-    read = training_log(log) if log else None
+    kind, files = files_of_kind(logs or [])
+    if kind is TraceKind.RECORDING:
+        print_recordings(files, as_json=json)
+        return
+    steps = [step_terms(trace) for trace in traces(kind, files)] if kind is not TraceKind.LOG else []
+    read = training_log(files[0]) if files and not steps else None
     known = said(read, sequence=asked.training.sequence) if read else Said()
     layout = layout or known.layout
     predicted = _predicted(run, _completed(asked, known), layout, read, machine)
     tokens, gpus, micro_batches = _work(predicted, _completed(asked, known))
-    if step_time is not None or read is None:
+    if steps and step_time is None:
+        measured = pace([PrintedStep(seconds=seconds) for seconds in steps[0].steps], warm_up=0)
+    elif step_time is not None or read is None:
         seconds = _stated_seconds(step_time, tokens_per_second, tokens, gpus)
         measured = Pace(seconds, seconds, seconds, 1)
     else:
@@ -132,13 +150,15 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         logged.tokens_per_second,
     )
     answer = diagnosis(read, measured, printed, predicted, states_layout=layout is not None)
+    if steps:
+        answer = traced(answer, steps, predicted.prediction.step if predicted and predicted.prediction else None)
     answer.notes.extend(f"assumed: {each}" for each in known.assumed)
-    _print(log, run, answer, predicted, as_json=json)
+    _print(", ".join(map(str, logs or [])), run, answer, predicted, as_json=json)
 
 
 def _print_record(path: Path, *, as_json: bool) -> None:
     record = read_record(record_path(path.parent, str(path)))
-    _print(path, record.begin.run, diagnosed_launch(record), None, as_json=as_json)
+    _print(str(path), record.begin.run, diagnosed_launch(record), None, as_json=as_json)
 
 
 def _print_mfu(mfu: float, on: str, *, as_json: bool) -> None:
@@ -210,13 +230,11 @@ def _other(path: Path, gpus: int | None) -> ComparedRun:
     return ComparedRun(log, pace(timed), gpus or known.gpus, known.batch)
 
 
-def _print(
-    log: Path | None, run: str | None, answer: RunDiagnosis, predicted: Predicted | None, *, as_json: bool
-) -> None:
+def _print(log: str, run: str | None, answer: RunDiagnosis, predicted: Predicted | None, *, as_json: bool) -> None:
     if as_json:
-        print_json({"log": str(log) if log else None, "run": run, "diagnosis": answer})
+        print_json({"log": log or None, "run": run, "diagnosis": answer})
     else:
-        print_diagnosis(console(), str(log) if log else "the numbers given", run, answer, predicted)
+        print_diagnosis(console(), log or "the numbers given", run, answer, predicted)
     if answer.outcome is RunOutcome.NOT_PREDICTED:
         raise typer.Exit(exit_codes.INCONCLUSIVE)
     if answer.outcome not in (RunOutcome.EXPECTED, RunOutcome.FAST):

@@ -313,6 +313,20 @@ class DiagnosedRun(msgspec.Struct, kw_only=True):
     diagnosis: RunDiagnosis
 
 
+class DiagnosedRecordings(msgspec.Struct, kw_only=True):
+    """Findings from flight recorders of several ranks.
+
+    Args:
+        missing: ranks that did not come to a collective in which others wait.
+        late_rank: the rank that comes last to most collectives, and costs the others time by that.
+    """
+
+    missing: list[int]
+    lines: list[str]
+    late_rank: int | None
+    waited_seconds: float | None
+
+
 class PrintedMfu(msgspec.Struct, kw_only=True):
     """A printed MFU above 1: what it is by the dense peak, by the peak that it may divide by."""
 
@@ -329,7 +343,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
     "fit": (FitAnswer, TracedFitAnswer, ServingAnswer, TiersAnswer),
-    "diagnose": (DiagnosedRun, ComparedRuns, PrintedMfu),
+    "diagnose": (DiagnosedRun, ComparedRuns, PrintedMfu, DiagnosedRecordings),
     "validate": (Score, ProxyPair, RankedLayout),
     "formulas": (FormulaResult,),
     "reproduce": (LaunchAnswer, Launches),

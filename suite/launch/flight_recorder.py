@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.recorded_file import shown_path
+from reference_runs.regular_file import file_bytes
 
 _MOST_SIZES = 3  # of a collective's tensors that a line names
 
@@ -17,6 +24,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         process_group: its name, and its description.
         collective_seq_id, p2p_seq_id: number in its group; of messages between two ranks the second counts.
         retired: whether it has ended.
+        duration_ms: on the device, where TORCH_NCCL_ENABLE_TIMING had it measured.
     """
 
     process_group: list[str]
@@ -28,6 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     input_dtypes: list[str] = []
     retired: bool = False
     time_created_ns: int = 0
+    duration_ms: float | None = None
 
     @property
     def group(self) -> str:
@@ -76,6 +85,51 @@ def decoded(data: bytes) -> Recording | None:
         return msgspec.json.decode(data, type=Recording)
     except msgspec.MsgspecError:
         return None
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Refuses every global: a recording has containers, numbers and strings alone."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> object:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a recording names nothing")
+
+
+def dumped(path: Path) -> Recording:
+    """The recording in a dump that NCCL's watchdog wrote, pickled or as JSON.
+
+    Raises:
+        InputError: it cannot be read, is damaged, or is none.
+    """
+    where = shown_path(path)
+    try:
+        data = file_bytes(path)
+        plain = PlainUnpickler(io.BytesIO(data)).load() if data.startswith(b"\x80") else msgspec.json.decode(data)
+        recording = msgspec.convert(plain, Recording)
+    except OSError as error:
+        raise InputError(f"cannot read the dump: {error.strerror}", where=where) from error
+    except Exception as error:  # pickle: "may raise other exceptions, not limited to" some
+        raise InputError(f"not a dump of a flight recorder: {error}", where=where) from error
+    if not recording.entries:
+        raise InputError("no collective in the dump", where=where)
+    return recording
+
+
+def arrivals(recordings: Mapping[int, Recording]) -> list[dict[str, list[float]]]:
+    """Seconds that each rank was in each collective, or less the time at which it came.
+
+    Either is least for who comes last. The duration on the device where all were measured, else the host's clock.
+    """
+    of_ranks = [[entry for entry in each.entries if not entry.is_p2p] for each in recordings.values()]
+    timed = all(entry.duration_ms is not None for entries in of_ranks for entry in entries)
+    return [
+        {
+            f"{entry.process_group} {entry.number}": [
+                (entry.duration_ms or 0.0) / 1e3 if timed else -entry.time_created_ns / 1e9
+            ]
+            for entry in entries
+        }
+        for entries in of_ranks
+    ]
 
 
 def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | None = None) -> Diagnosis:

@@ -6,11 +6,14 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from suite.paths import ROOT
 
 PACKAGES = ("suite", "reference_runs", "kernels", "benchmarks", ".ci")
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "jsonpickle"}
 READS_METADATA = "suite/execute/training/checkpoint.py"  # by an unpickler that knows a few of PyTorch's classes alone
+READS_RECORDINGS = "suite/launch/flight_recorder.py"  # by one that knows none
 COMPILES_MUTANTS = ("benchmarks/mutation/mutants.py", "benchmarks/mutation/swap.py")  # of the project's own text
 SHELLS = {
     "os.system",
@@ -48,19 +51,21 @@ def dangers(text: str) -> Iterator[str]:
 def test_nothing_runs_code_from_a_file_or_a_command_through_a_shell() -> None:
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     found = {str(path.relative_to(ROOT)): sorted(set(dangers(path.read_text(encoding="utf-8")))) for path in paths}
-    wanted = {READS_METADATA: ["imports pickle"]} | {key: ["compile"] for key in COMPILES_MUTANTS}
+    wanted = {name: ["imports pickle"] for name in (READS_METADATA, READS_RECORDINGS)} | {
+        key: ["compile"] for key in COMPILES_MUTANTS
+    }
     assert {name: lines for name, lines in found.items() if lines} == wanted
     assert {Path(name).parts[0] for name in found} == set(PACKAGES)
 
 
-def test_checkpoints_are_read_by_the_unpickler_that_refuses_all_but_their_classes() -> None:
-    tree = ast.parse((ROOT / READS_METADATA).read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("path", "name"), [(READS_METADATA, "MetadataUnpickler"), (READS_RECORDINGS, "PlainUnpickler")]
+)
+def test_pickles_are_read_by_an_unpickler_that_refuses_all_but_what_it_knows(path: str, name: str) -> None:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    names = {name for name in used if name.startswith("pickle.")}
-    assert names == {"pickle.UnpicklingError", "pickle.Unpickler"}
-    [unpickler] = [
-        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "MetadataUnpickler"
-    ]
+    assert {each for each in used if each.startswith("pickle.")} == {"pickle.UnpicklingError", "pickle.Unpickler"}
+    [unpickler] = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
     assert [ast.unparse(base) for base in unpickler.bases] == ["pickle.Unpickler"]
     assert [each.name for each in unpickler.body if isinstance(each, ast.FunctionDef)] == ["find_class"]
 

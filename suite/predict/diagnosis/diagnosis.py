@@ -56,6 +56,14 @@ class Saving(msgspec.Struct, frozen=True):
     option: str | None = None
 
 
+class MeasuredTerm(msgspec.Struct, frozen=True):
+    """Seconds of a step that a trace shows, and those that are predicted; None: nothing is predicted."""
+
+    name: str
+    seconds: float
+    predicted_seconds: float | None
+
+
 class RunDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """All that is found of a measured run.
 
@@ -78,6 +86,7 @@ class RunDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float | None = None
     hfu: float | None = None
     terms: dict[str, float] = {}
+    measured: list[MeasuredTerm] = []
     helpful: list[Saving] = []
 
 

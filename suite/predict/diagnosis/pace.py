@@ -98,10 +98,10 @@ def _between(before: PrintedStep, step: PrintedStep) -> float | None:
     return (step.stamp - before.stamp) / steps if steps > 0 and step.stamp > before.stamp else None
 
 
-def pace(steps: Sequence[PrintedStep]) -> Pace:
-    """The pace of steps with times."""
+def pace(steps: Sequence[PrintedStep], *, warm_up: int = WARM_UP) -> Pace:
+    """The pace of steps with times, without the first `warm_up` where there are twice as many."""
     seconds = [step.seconds for step in steps if step.seconds]
-    skipped = min(WARM_UP, len(seconds) // 2) if len(seconds) > 2 else 0
+    skipped = min(warm_up, len(seconds) // 2) if len(seconds) > 2 else 0
     kept, kept_steps = seconds[skipped:], list(steps)[skipped:]
     median = statistics.median(kept)
     low, _, high = statistics.quantiles(kept, n=4) if len(kept) > 1 else (median, median, median)

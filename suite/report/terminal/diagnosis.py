@@ -38,10 +38,14 @@ def print_diagnosis(
         print_folded(out, f"printed {each.quantity} {value}, here {own}: {mark}{how}", style)
     for number, cause in enumerate(answer.causes, 1):
         seconds = "" if cause.seconds is None else f", {printed(cause.seconds, 's')} s of a step"
-        seen = "seen in the log" if cause.is_seen else "would explain it"
+        seen = f"seen in the {'trace' if answer.measured else 'log'}" if cause.is_seen else "would explain it"
         print_folded(out, f"cause {number}, {seen}: {cause.words}{seconds}", "")
         print_folded(out, f"    look at: {cause.confirm}")
-    if answer.terms:
+    for term in answer.measured:
+        share = percent(term.seconds / answer.pace.seconds)
+        expected = "" if term.predicted_seconds is None else f", predicted {printed(term.predicted_seconds, 's')}"
+        print_folded(out, f"measured: {term.name} {printed(term.seconds, 's')} s, {share} of the step{expected}", "")
+    if answer.terms and not answer.measured:
         whole = sum(answer.terms.values())
         longest = ", ".join(
             f"{term} {percent(seconds / whole)}" for term, seconds in list(answer.terms.items())[:_TERMS]

@@ -1,0 +1,1 @@
+"""Traces of training steps, as profilers export them."""

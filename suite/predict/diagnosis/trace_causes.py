@@ -1,0 +1,178 @@
+"""SlowCauses that traces show: terms that take more than they should, and the rank that the others wait for."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from suite.predict.analytic.step_time import StepTime
+from suite.predict.diagnosis.causes import SHARE, SlowCause
+from suite.predict.diagnosis.diagnosis import MOST_CAUSES, MeasuredTerm, RunDiagnosis, RunOutcome
+from suite.predict.diagnosis.trace_terms import StepTerms, Term
+
+_OFTEN = 0.5  # of the collectives that a slow rank is the last in
+_OUT_OF_PROPORTION = 1.0  # times the matrix multiplications and attention: more is unusual of memory-bound operators
+# Least shares of a step: a step that is as it should be has less of each
+_LEAST = {
+    Term.INPUT: (SHARE, "more workers, persistent and prefetching ones; cached samples"),
+    Term.SYNCHRONISATION: (SHARE, ".item(), .cpu(), nonzero and prints in the step; non_blocking=True copies"),
+    Term.HOST: (0.15, "larger micro-batches, torch.compile, CUDA graphs, fused operators; other load on the processor"),
+    Term.COPY: (SHARE, "pinned memory and non_blocking=True; no offloading"),
+    Term.RECOMPUTATION: (0.1, "no activation checkpointing, or of fewer modules, where memory allows it"),
+    Term.OPTIMIZER: (0.3, "fused=True or foreach=True; more tokens a step; a sharded optimizer"),
+}
+_LEAST_EXPOSED = 0.1
+_PREDICTED = {
+    "matrix multiplications and attention": ((Term.GEMM, Term.ATTENTION), ("forward", "backward")),
+    "recomputation": ((Term.RECOMPUTATION,), ("recomputation",)),
+    "memory-bound operators": ((Term.MEMORY_BOUND,), ("operator", "accumulation", "cast")),
+    "optimizer": ((Term.OPTIMIZER,), ("optimizer",)),
+    "exposed communication and bubble": (
+        (Term.COLLECTIVE,),
+        (
+            *("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", "tied_embedding"),
+            *("pipeline", "bubble"),
+        ),
+    ),
+    "idle, and waiting for the host": ((Term.HOST, Term.SYNCHRONISATION), ("launch",)),
+    "input, copies and what is left": ((Term.INPUT, Term.COPY), ("overhead", "layer", "embedding", "head")),
+}
+
+
+_ROWS = {term: name for name, (terms, _) in _PREDICTED.items() for term in terms}
+
+
+class LateRank(NamedTuple):
+    """The rank that comes last to its collectives, and by how many seconds of a step the others wait for it."""
+
+    place: int
+    seconds: float
+
+
+def measured_terms(step: StepTerms, predicted: StepTime | None) -> list[MeasuredTerm]:
+    """Measured terms, the longest first; with a prediction those that it distinguishes."""
+    if predicted is None:
+        found = [MeasuredTerm(term, seconds, None) for term, seconds in step.terms.items()]
+    else:
+        found = [
+            MeasuredTerm(
+                name,
+                sum(step.terms[term] for term in terms),
+                sum(getattr(predicted, f"{field}_seconds") for field in fields),
+            )
+            for name, (terms, fields) in _PREDICTED.items()
+        ]
+    kept = [each for each in found if each.seconds or each.predicted_seconds]
+    return sorted(kept, key=lambda each: -each.seconds)
+
+
+def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> LateRank | None:
+    """The rank that is last in most collectives, if that costs the others time; None: no rank is.
+
+    All ranks leave a collective together, so who comes last is in it for the shortest. By how much less than the median
+    of the other ranks, summed over the collectives in which a rank is last, less what other ranks so cost.
+
+    Args:
+        arrivals: of each rank the seconds of its collectives in order, by group.
+    """
+    late, last = dict.fromkeys(range(len(arrivals)), 0.0), Counter[int]()
+    for key in dict.fromkeys(key for each in arrivals for key in each):
+        members = [place for place, each in enumerate(arrivals) if key in each]
+        if len(members) < 2 or len({len(arrivals[place][key]) for place in members}) > 1:
+            continue
+        for durations in zip(*(arrivals[place][key] for place in members), strict=True):
+            least = min(range(len(members)), key=durations.__getitem__)
+            others = [seconds for index, seconds in enumerate(durations) if index != least]
+            late[members[least]] += statistics.median(others) - durations[least]
+            last[members[least]] += 1
+    place = max(late, key=late.__getitem__)
+    net = late[place] - (sum(late.values()) - late[place]) / max(1, len(arrivals) - 1)
+    return LateRank(place, net / steps) if last and last[place] >= _OFTEN * last.total() else None
+
+
+def traced(answer: RunDiagnosis, steps: Sequence[StepTerms], predicted: StepTime | None) -> RunDiagnosis:
+    """A diagnosis with what traces show: the terms of a step, of the slow rank's or of the first, and their causes.
+
+    Args:
+        answer: of the same step, without its traces.
+    """
+    slow = slow_rank([each.arrivals for each in steps], len(steps[0].steps))
+    if slow is not None and slow.seconds < SHARE * steps[0].seconds:
+        slow = None
+    shown = steps[slow.place] if slow else steps[0]
+    terms = measured_terms(shown, predicted)
+    found = list(_of_terms(shown))
+    if answer.outcome is RunOutcome.SLOW:
+        rows = {row for row, _ in found}
+        found += [each for each in _exceeding(terms, shown.seconds) if each[0] not in rows]
+    causes = sorted((cause for _, cause in found), key=lambda cause: -(cause.seconds or 0.0))
+    if slow is not None:
+        words = f"{rank_name(steps, slow.place)} comes last to its collectives, and the others wait for it"
+        confirm = "its clocks, temperature, processor and links; `accept` on its node"
+        more = _longer_term(steps, slow.place)
+        causes.insert(0, SlowCause(f"{words}{more}", slow.seconds, confirm, is_seen=True))
+    notes = [*answer.notes, *shown.notes]
+    if len(steps) > 1:
+        notes.append(f"terms are those of {rank_name(steps, slow.place if slow else 0)}, of {len(steps)} traces")
+    return msgspec.structs.replace(answer, causes=causes[:MOST_CAUSES], measured=terms, notes=notes)
+
+
+def rank_name(steps: Sequence[StepTerms], place: int) -> str:
+    """Rank in words, or its file where its number is not known."""
+    step = steps[place]
+    return step.where if step.rank is None else f"rank {step.rank}"
+
+
+def _longer_term(steps: Sequence[StepTerms], place: int) -> str:
+    """Words for the term in which a rank exceeds the others most."""
+    others = [each for index, each in enumerate(steps) if index != place]
+    excess = {
+        term: seconds - statistics.median(each.terms[term] for each in others)
+        for term, seconds in steps[place].terms.items()
+        if term is not Term.COLLECTIVE
+    }
+    longest = max(excess, key=excess.__getitem__)
+    if excess[longest] < SHARE * steps[place].seconds:
+        return ""
+    return f"; {longest}: {excess[longest]:.3g} s more than theirs"
+
+
+def _of_terms(step: StepTerms) -> Iterator[tuple[str, SlowCause]]:
+    """Causes, each with the name of its term beside the predicted one."""
+    for term, (least, confirm) in _LEAST.items():
+        seconds = step.terms[term]
+        if seconds > least * step.seconds:
+            yield _ROWS[term], SlowCause(f"{term}{_how_often(step, term)}", seconds, confirm, is_seen=True)
+    for each in step.collectives:
+        if each.exposed_seconds > _LEAST_EXPOSED * step.seconds:
+            group = f" of group {each.group}" if each.group else ""
+            words = f"exposed {each.operation}{group}: of {each.seconds:.3g} s nothing hides this"
+            confirm = "traces of the other ranks (does one come late?), overlap options, nccl-tests"
+            yield _ROWS[Term.COLLECTIVE], SlowCause(words, each.exposed_seconds, confirm, is_seen=True)
+    seconds = step.terms[Term.MEMORY_BOUND]
+    if seconds > _OUT_OF_PROPORTION * (step.terms[Term.GEMM] + step.terms[Term.ATTENTION]) + 4 * SHARE * step.seconds:
+        words = "memory-bound operators take longer than matrix multiplications and attention"
+        confirm = "torch.compile, fused norms, losses and attention; softmax kernels: attention is not fused"
+        yield _ROWS[Term.MEMORY_BOUND], SlowCause(words, seconds, confirm, is_seen=True)
+
+
+def _how_often(step: StepTerms, term: Term) -> str:
+    if term is Term.SYNCHRONISATION:
+        return f", {max(1, round(step.waits))} x a step"
+    if term is Term.HOST and step.kernels:
+        return f", which launches {step.kernels:,.0f} kernels a step"
+    return ": Python, dispatch and other work between operators" if term is Term.HOST else ""
+
+
+def _exceeding(terms: Sequence[MeasuredTerm], seconds: float) -> Iterator[tuple[str, SlowCause]]:
+    """Terms that take longer than predicted."""
+    for each in terms:
+        excess = each.seconds - (each.predicted_seconds or 0.0)
+        if each.predicted_seconds is not None and excess > SHARE * seconds:
+            words = f"{each.name}: {each.seconds:.3g} s of a step, predicted {each.predicted_seconds:.3g} s"
+            confirm = "clocks and power limit; sizes and dtypes of the kernels; the model, batch and layout stated"
+            yield each.name, SlowCause(words, excess, confirm, is_seen=True)

@@ -1,0 +1,44 @@
+"""The slow rank of collectives' durations, and of none where ranks are late by turns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.predict.diagnosis.trace_causes import slow_rank
+
+
+def durations(ranks: int, late: int | None, by: float, draw: random.Random) -> list[dict[str, list[float]]]:
+    """50 collectives that take 1 ms after all have come; each rank comes up to 0.2 ms late, one of them later."""
+    of_ranks: list[list[float]] = [[] for _ in range(ranks)]
+    for _ in range(50):
+        arrivals = [draw.uniform(0, 2e-4) + (by if rank == late else 0.0) for rank in range(ranks)]
+        for rank, arrival in enumerate(arrivals):
+            of_ranks[rank].append(max(arrivals) - arrival + 1e-3)
+    return [{"all-reduce mesh_dp": each} for each in of_ranks]
+
+
+@given(st.integers(2, 8), st.data(), st.randoms(use_true_random=False))
+def test_the_late_rank_is_found_and_by_how_much(ranks: int, data: st.DataObject, draw: random.Random) -> None:
+    late = data.draw(st.integers(0, ranks - 1))
+    found = slow_rank(durations(ranks, late, 0.01, draw), 5)
+    assert found is not None
+    assert found.place == late
+    assert found.seconds == pytest.approx(50 * 0.01 / 5, rel=0.03)  # of 10 ms, others' own lateness is 0.2 at most
+
+
+@given(st.integers(2, 8), st.randoms(use_true_random=False))
+def test_ranks_that_are_late_by_turns_cost_next_to_nothing(ranks: int, draw: random.Random) -> None:
+    found = slow_rank(durations(ranks, None, 0.0, draw), 1)
+    assert found is None or found.seconds < 50 * 1e-4
+
+
+def test_groups_of_which_one_rank_alone_was_traced_say_nothing() -> None:
+    assert slow_rank([{"a": [1.0]}, {"b": [2.0]}], 1) is None
+
+
+def test_a_rank_with_another_number_of_collectives_is_not_compared() -> None:
+    assert slow_rank([{"a": [1.0, 2.0]}, {"a": [2.0]}], 1) is None
