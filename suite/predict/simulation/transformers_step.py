@@ -26,7 +26,6 @@ from reference_runs.run import (
     Workload,
 )
 from reference_runs.stack import Modules
-from suite.job.options import Update
 from suite.machine.gpu import cublas_workspace_bytes
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.memory import FP32, STEP_COUNTER_BYTES, WEIGHT_ELEMENT_BYTES
@@ -60,7 +59,6 @@ class EagerStep(NamedTuple):
     modules: Modules = Modules.TRANSFORMERS
     recompute_every: int = 1
     synchronises_once: bool | None = None
-    update: Update = Update.FUSED
     zero: ZeroConfig | None = None
 
 
@@ -357,8 +355,6 @@ def _parts(workload: Workload, step: EagerStep) -> list[tuple[StepPhase, list[Pa
     for micro_batch in range(micro_batches):
         rank.backward(rank.forward(), last=micro_batch == micro_batches - 1)
     rank.enter(StepPhase.UPDATE)
-    if step.update is Update.FOREACH:
-        tape.block(held[1].bytes // 2)
     rank.border()
     held.clear()
     return [
