@@ -308,9 +308,10 @@ def transformers_peaks(workload: Workload, step: EagerStep) -> Mapping[str, Mapp
 
     Layers are alike. From one border of layers to the next, counted from the first or from the last of many, every
     block is a line in their number: deep models are on the line through two shallow ones, up to roundings of 512 bytes.
+    The buckets of DeepSpeed's stage 2, which begin and end anywhere in a layer, are not.
     """
     layers = workload.architecture.layers
-    if layers <= SHALLOW + 1 or step.recompute_every > 1:
+    if layers <= SHALLOW + 1 or step.recompute_every > 1 or (step.zero is not None and step.zero.stage == 2):
         parts = _parts(workload, step)
     else:
         few, more = (_parts(_with_layers(workload, number), step) for number in (SHALLOW, SHALLOW + 1))

@@ -175,15 +175,15 @@ def _check_described(workload: Workload, execution: Execution) -> None:
 def least_peak(workload: Workload, *, stage: int, execution: Execution) -> float:
     """Bytes that the peak of `walked_memory` has at least, by walks through few layers; 0 where that does not help.
 
-    A script's is the peak. Of other steps, at each moment of a step the bytes are a line in the number of layers. So
-    the peak, their maximum, lies on or above the line through the peaks of two shallower models, and on it unless
-    another moment becomes the fullest.
+    A script's is the peak, but for DeepSpeed's. Of other steps, at each moment of a step the bytes are a line in the
+    number of layers. So the peak, their maximum, lies on or above the line through the peaks of two shallower models,
+    and on it unless another moment becomes the fullest.
 
     Raises:
         InputError: as `walked_memory`.
     """
     _check_described(workload, execution)
-    if execution.keeping.scripted:
+    if execution.keeping.scripted and execution.keeping.modules is not Modules.DEEPSPEED:
         return walked_memory(workload, stage=stage, execution=execution).peak
     architecture, recipe, layout = workload
     chunks = layout.pipeline_stages * layout.virtual_stages * (2 if layout.schedule.shape_of_v else 1)

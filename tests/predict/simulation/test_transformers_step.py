@@ -26,6 +26,7 @@ from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.sweep import layout_peak, least_layout_peak
 from suite.predict.simulation import transformers_step
+from suite.predict.simulation.deepspeed_step import deepspeed_peaks
 from suite.predict.simulation.memory_blocks import Category
 from suite.predict.simulation.transformers_step import EagerStep, not_described, transformers_peaks
 from suite.predict.simulation.walked_memory import Execution, walked_memory
@@ -262,3 +263,11 @@ def test_deep_models_are_on_the_line_through_two_shallow_ones(
     walked = transformers_peaks.__wrapped__(of, step)
     for phase, parts in walked.items():
         assert lines[phase] == pytest.approx(parts, rel=1e-6, abs=2**16)  # blocks are rounded up to 512 bytes
+
+
+def test_buckets_that_end_within_layers_are_on_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = of_llama("dp8,zero2,recompute-full,micro4,fused", global_batch=32)
+    peaks = deepspeed_peaks(of, Kernels(cuda=True))
+    transformers_peaks.cache_clear()
+    monkeypatch.setattr(transformers_step, "SHALLOW", of.architecture.layers)
+    assert deepspeed_peaks(of, Kernels(cuda=True)) == peaks
