@@ -60,8 +60,9 @@ def files_of_kind(paths: Sequence[Path]) -> tuple[TraceKind, list[Path]]:
     """
     files = []
     for path in paths:
-        inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        found = [each for each in inside if not path.is_dir() or trace_kind(each) is not TraceKind.LOG]
+        found = [path]
+        if path.is_dir():
+            found = [each for each in sorted(path.iterdir()) if trace_kind(each) is not TraceKind.LOG]
         if not found:
             raise InputError("no trace in the folder", allowed=", ".join(list(TraceKind)[:3]), where=shown_path(path))
         files.extend(found)
@@ -72,7 +73,7 @@ def files_of_kind(paths: Sequence[Path]) -> tuple[TraceKind, list[Path]]:
 
 
 def traces(kind: TraceKind, files: Sequence[Path]) -> Iterator[DeviceTrace]:
-    """The traces in files of a kind, a rank each, in the order of ranks where their names say them.
+    """The traces in files of a kind, one for each device, a file at a time.
 
     Raises:
         InputError: a damaged file.

@@ -26,18 +26,11 @@ _RANK = re.compile(rb'"rank"\s*:\s*"?(\d+)')
 _TRIES = 8
 _GZIP = 31  # zlib's window bits for a gzip header
 _CATEGORIES = {
-    "kernel": "kernel",
-    "gpu_memcpy": "copy",
-    "memcpy": "copy",
-    "gpu_memset": "kernel",
-    "memset": "kernel",
-    "cpu_op": "operator",
-    "operator": "operator",  # before PyTorch 1.12, annotations too
+    **dict.fromkeys(("kernel", "gpu_memset", "memset"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), "copy"),
+    **dict.fromkeys(("cpu_op", "operator"), "operator"),  # before PyTorch 1.12 annotations were operators, too
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "runtime"), "runtime"),
     "user_annotation": "annotation",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "hip_runtime": "runtime",
-    "runtime": "runtime",
 }
 
 
@@ -145,10 +138,8 @@ def _event_lists(file: FileIO, reader: _KinetoReader, notes: list[str]) -> Itera
     """Events, some thousands at a time.
 
     A chunk is decoded up to the last place in it where an object ends and another begins. Where that was within an
-    event it is no JSON, and an earlier place is tried, then more of the file read.
-
-    Raises:
-        InputError: 64 MiB without an event.
+    event it is no JSON, and an earlier place is tried, then more of the file read. Of 64 MiB that are none, and of the
+    end, single events are decoded up to the first that is damaged.
     """
     decoder = msgspec.json.Decoder(list[_TraceEvent])
     buffer, is_in_events = b"", False
@@ -168,13 +159,26 @@ def _event_lists(file: FileIO, reader: _KinetoReader, notes: list[str]) -> Itera
                 buffer = buffer[end:].lstrip()[1:]
                 break
         if len(buffer) > _MOST_HELD_BYTES:
-            raise InputError("64 MiB of it are not events of a trace", got=buffer[:60].decode("utf-8", "replace"))
-    try:
-        last, _ = json.JSONDecoder().raw_decode("[" + buffer.decode("utf-8", "replace").strip())
-    except ValueError:
-        notes.append("the file is cut off: what comes before was read")
-    else:
-        yield msgspec.convert(last, list[_TraceEvent])
+            break
+    last, is_whole = _events_until_damage(buffer.decode("utf-8", "replace"))
+    yield msgspec.convert(last, list[_TraceEvent])
+    if not is_whole:
+        notes.append("the file is damaged or cut off: what comes before was read")
+
+
+def _events_until_damage(text: str) -> tuple[list[object], bool]:
+    """Events at the beginning of a text, and whether the list ends after them."""
+    found, decoder, place = list[object](), json.JSONDecoder(), 0
+    while True:
+        while text[place : place + 1].isspace() or text[place : place + 1] == ",":
+            place += 1
+        if text[place : place + 1] in ("", "]"):
+            return found, text[place : place + 1] == "]"
+        try:
+            event, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return found, False
+        found.append(event)
 
 
 def _chunks(file: FileIO) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from suite.predict.diagnosis.counting import Printed, dense_share
 from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, diagnosis, printed_rates
 from suite.predict.diagnosis.pace import Pace, pace, step_seconds
 from suite.predict.diagnosis.said import Said, said
-from suite.predict.diagnosis.trace_causes import traced
+from suite.predict.diagnosis.trace_causes import late_rank, traced
 from suite.predict.diagnosis.trace_terms import step_terms
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
@@ -129,8 +129,10 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     layout = layout or known.layout
     predicted = _predicted(run, _completed(asked, known), layout, read, machine)
     tokens, gpus, micro_batches = _work(predicted, _completed(asked, known))
+    slow = late_rank(steps) if steps else None
     if steps and step_time is None:
-        measured = pace([PrintedStep(seconds=seconds) for seconds in steps[0].steps], warm_up=0)
+        shown = steps[slow.place if slow else 0].steps
+        measured = pace([PrintedStep(seconds=seconds) for seconds in shown], warm_up=0)
     elif step_time is not None or read is None:
         seconds = _stated_seconds(step_time, tokens_per_second, tokens, gpus)
         measured = Pace(seconds, seconds, seconds, 1)
@@ -151,7 +153,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     )
     answer = diagnosis(read, measured, printed, predicted, states_layout=layout is not None)
     if steps:
-        answer = traced(answer, steps, predicted.prediction.step if predicted and predicted.prediction else None)
+        step = predicted.prediction.step if predicted and predicted.prediction else None
+        answer = traced(answer, steps, slow, step)
     answer.notes.extend(f"assumed: {each}" for each in known.assumed)
     _print(", ".join(map(str, logs or [])), run, answer, predicted, as_json=json)
 

@@ -117,9 +117,12 @@ def dumped(path: Path) -> Recording:
 def arrivals(recordings: Mapping[int, Recording]) -> list[dict[str, list[float]]]:
     """Seconds that each rank was in each collective, or less the time at which it came.
 
-    Either is least for who comes last. The duration on the device where all were measured, else the host's clock.
+    Either is least for who comes last. The duration on the device where all were measured, else the host's clock. The
+    first of a group is left out: ranks start at different times, and it is where they meet.
     """
-    of_ranks = [[entry for entry in each.entries if not entry.is_p2p] for each in recordings.values()]
+    of_ranks = [
+        [entry for entry in each.entries if not entry.is_p2p and entry.number > 1] for each in recordings.values()
+    ]
     timed = all(entry.duration_ms is not None for entries in of_ranks for entry in entries)
     return [
         {

@@ -6,7 +6,10 @@ Traces of the CPU are recorded here by PyTorch's profiler. Those of GPUs are syn
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -187,6 +190,49 @@ def test_a_term_that_exceeds_the_predicted_one_is_a_cause_of_a_slow_step(
     ]
 
 
+RANK = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import _dump_fr_trace_json
+from torch.profiler import ProfilerActivity, profile, schedule
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+write = lambda recording: recording.export_chrome_trace(f"{folder}/traces/{rank}.json")
+order = schedule(wait=0, warmup=2, active=3, repeat=1)
+with profile(activities=[ProfilerActivity.CPU], schedule=order, on_trace_ready=write) as recording:
+    for _ in range(5):
+        loss = model(torch.ones(8, 64)).square().mean()
+        time.sleep(0.3 * rank)
+        loss.backward()
+        recording.step()
+with open(f"{folder}/recorders/rank_{rank}", "wb") as file:
+    dump = _dump_fr_trace_json()
+    file.write(dump if isinstance(dump, bytes) else dump.encode())
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_sleeps_is_the_slow_one_of_recorded_traces_and_of_recorders(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for folder in ("traces", "recorders"):
+        (tmp_path / folder).mkdir()
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "1000"}
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    _, answer = found(capsys, tmp_path / "traces")
+    assert answer["causes"][0]["words"].startswith("rank 1 comes last to its collectives")
+    assert 0.2 < answer["causes"][0]["seconds"] < 0.4
+    assert main(["diagnose", str(tmp_path / "recorders"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["late_rank"] == 1
+
+
 def entry(number: int, created: float, **changes: Any) -> dict[str, Any]:
     usual = {"process_group": ("0", "default_pg"), "profiling_name": "nccl:all_reduce", "collective_seq_id": number}
     return {**usual, "retired": True, "time_created_ns": int(created * 1e9), "input_sizes": [(8, 4)], **changes}
@@ -200,21 +246,21 @@ def test_the_late_rank_of_recorders_is_named(
     for rank in range(3):
         late = 0.4 if rank == 1 else 0.0
         took = {"duration_ms": 500.0 - 1000 * late} if timed else {}
-        entries = [entry(number, 1_800_000_000 + number + late, **took) for number in range(5)]
+        entries = [entry(number, 1_800_000_000 + number + late, **took) for number in range(1, 6)]
         plain = {"version": "2.10", "entries": entries, "pg_config": {}}
         data = pickle.dumps(plain, protocol=2) if pickled else json.dumps(plain).encode()
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
     assert main(["diagnose", str(tmp_path), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert (answer["late_rank"], answer["missing"]) == (1, [])
-    assert answer["waited_seconds"] == pytest.approx(2.0)
+    assert answer["waited_seconds"] == pytest.approx(1.6)  # of numbers 2 to 5
 
 
 def test_of_recorders_on_time_none_is_late_and_who_did_not_come_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for rank in range(2):
-        entries = [entry(number, 1_800_000_000 + number) for number in range(5 - rank)]
+        entries = [entry(number, 1_800_000_000 + number) for number in range(1, 6 - rank)]
         entries[-1]["retired"] = rank == 1
         (tmp_path / f"rank_{rank}.json").write_text(json.dumps({"entries": entries, "pg_config": {}}))
     assert main(["diagnose", str(tmp_path), "--json"]) == 1

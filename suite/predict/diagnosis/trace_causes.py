@@ -1,4 +1,4 @@
-"""SlowCauses that traces show: terms that take more than they should, and the rank that the others wait for."""
+"""Causes that traces show: terms that take more than they should, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from suite.predict.diagnosis.diagnosis import MOST_CAUSES, MeasuredTerm, RunDiag
 from suite.predict.diagnosis.trace_terms import StepTerms, Term
 
 _OFTEN = 0.5  # of the collectives that a slow rank is the last in
-_OUT_OF_PROPORTION = 1.0  # times the matrix multiplications and attention: more is unusual of memory-bound operators
 # Least shares of a step: a step that is as it should be has less of each
 _LEAST = {
     Term.INPUT: (SHARE, "more workers, persistent and prefetching ones; cached samples"),
@@ -26,6 +25,7 @@ _LEAST = {
     Term.OPTIMIZER: (0.3, "fused=True or foreach=True; more tokens a step; a sharded optimizer"),
 }
 _LEAST_EXPOSED = 0.1
+_LEAST_MEMORY_BOUND = 0.2  # and longer than matrix multiplications and attention
 _PREDICTED = {
     "matrix multiplications and attention": ((Term.GEMM, Term.ATTENTION), ("forward", "backward")),
     "recomputation": ((Term.RECOMPUTATION,), ("recomputation",)),
@@ -41,8 +41,6 @@ _PREDICTED = {
     "idle, and waiting for the host": ((Term.HOST, Term.SYNCHRONISATION), ("launch",)),
     "input, copies and what is left": ((Term.INPUT, Term.COPY), ("overhead", "layer", "embedding", "head")),
 }
-
-
 _ROWS = {term: name for name, (terms, _) in _PREDICTED.items() for term in terms}
 
 
@@ -94,16 +92,21 @@ def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> 
     return LateRank(place, net / steps) if last and last[place] >= _OFTEN * last.total() else None
 
 
-def traced(answer: RunDiagnosis, steps: Sequence[StepTerms], predicted: StepTime | None) -> RunDiagnosis:
+def late_rank(steps: Sequence[StepTerms]) -> LateRank | None:
+    """The slow rank of several traces; None: the others wait for it for less than a twentieth of a step."""
+    slow = slow_rank([each.arrivals for each in steps], len(steps[0].steps))
+    return None if slow is None or slow.seconds < SHARE * steps[0].seconds else slow
+
+
+def traced(
+    answer: RunDiagnosis, steps: Sequence[StepTerms], slow: LateRank | None, predicted: StepTime | None
+) -> RunDiagnosis:
     """A diagnosis with what traces show: the terms of a step, of the slow rank's or of the first, and their causes.
 
     Args:
         answer: of the same step, without its traces.
     """
-    slow = slow_rank([each.arrivals for each in steps], len(steps[0].steps))
-    if slow is not None and slow.seconds < SHARE * steps[0].seconds:
-        slow = None
-    shown = steps[slow.place] if slow else steps[0]
+    shown = steps[slow.place if slow else 0]
     terms = measured_terms(shown, predicted)
     found = list(_of_terms(shown))
     if answer.outcome is RunOutcome.SLOW:
@@ -154,7 +157,7 @@ def _of_terms(step: StepTerms) -> Iterator[tuple[str, SlowCause]]:
             confirm = "traces of the other ranks (does one come late?), overlap options, nccl-tests"
             yield _ROWS[Term.COLLECTIVE], SlowCause(words, each.exposed_seconds, confirm, is_seen=True)
     seconds = step.terms[Term.MEMORY_BOUND]
-    if seconds > _OUT_OF_PROPORTION * (step.terms[Term.GEMM] + step.terms[Term.ATTENTION]) + 4 * SHARE * step.seconds:
+    if seconds > max(step.terms[Term.GEMM] + step.terms[Term.ATTENTION], _LEAST_MEMORY_BOUND * step.seconds):
         words = "memory-bound operators take longer than matrix multiplications and attention"
         confirm = "torch.compile, fused norms, losses and attention; softmax kernels: attention is not fused"
         yield _ROWS[Term.MEMORY_BOUND], SlowCause(words, seconds, confirm, is_seen=True)

@@ -345,12 +345,11 @@ def _shares(work: _Work, bounds: Sequence[int], waits: Sequence[tuple[int, int]]
 
 
 def _arrivals(trace: DeviceTrace, bounds: Sequence[int]) -> dict[str, list[float]]:
-    kernels, found = trace.kernels, dict[str, list[float]]()
-    operations = [operation_of(label) if label.category == "kernel" else None for label in trace.labels]
-    for index in sorted(range(len(kernels)), key=kernels.starts.__getitem__):
-        label = kernels.labels[index]
-        if operations[label] in (None, "send and receive") or not bounds[0] <= kernels.starts[index] < bounds[-1]:
-            continue
-        key = f"{operations[label]} {trace.labels[label].group} {trace.labels[label].ranks}"
-        found.setdefault(key, []).append((kernels.ends[index] - kernels.starts[index]) / 1e9)
+    spans, found = trace.kernels or trace.host, dict[str, list[float]]()
+    operations = [operation_of(label) for label in trace.labels]
+    for index in sorted(range(len(spans)), key=spans.starts.__getitem__):
+        label, operation = trace.labels[spans.labels[index]], operations[spans.labels[index]]
+        if operation not in (None, "send and receive") and bounds[0] <= spans.starts[index] < bounds[-1]:
+            seconds = (spans.ends[index] - spans.starts[index]) / 1e9
+            found.setdefault(f"{operation} {label.group} {label.ranks}", []).append(seconds)
     return found
