@@ -54,7 +54,8 @@ def _counted(case: Case) -> list[int]:
     return list(map(max, zip(*map(json.loads, lines), strict=True)))
 
 
-@pytest.mark.parametrize("case", MEASURED)
+# 0.19.6 keeps the gradients of ZeRO-2 in 16 bits, however they are to add up; 0.19.8 in fp32
+@pytest.mark.parametrize("case", [case for case in MEASURED if not case.zero.wide_gradients])
 def test_each_phase_holds_what_deepspeed_holds(case: Case) -> None:
     counted = _counted(case)
     print(case, counted)
