@@ -17,6 +17,7 @@ from reference_runs.training_logs.facts import SIGNS, Sign, facts_of, timers_of
 from reference_runs.training_logs.formats import FORMATS, PROGRESS, LogFormat
 from reference_runs.training_logs.lines import log_lines, number
 
+LONG_STEP_SECONDS, STRETCH_SECONDS = 3.0, 10.0  # of progress bars, which have whole seconds
 MOST_STEPS = 100_000  # kept of a log; of more every second, every fourth, ...
 EARLY_LINES = 10_000  # in which a log says the sizes of its run, and in which other frameworks' steps are noticed
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
@@ -144,6 +145,8 @@ class _LogReader:
         step = PrintedStep(stamp=_stamp(line))
         _fill(step, self.format, line)
         self._append(step)
+        if step.number is None and self.progress:
+            step.number = float(self.progress[-1][0])
         return True
 
     def _append(self, step: PrintedStep) -> None:
@@ -201,9 +204,11 @@ def _gathered(reader: _LogReader, where: str) -> TrainingLog:
     if any(step.loss is not None and math.isnan(step.loss) for step in steps):
         reader.signs[Sign.NOT_A_NUMBER] = sum(step.loss is not None and math.isnan(step.loss) for step in steps)
     if not any(step.seconds for step in steps) and reader.progress:
-        steps = _steps_of_progress(reader.progress, steps)
-        since = "" if len(reader.progress) > 1 else ", a mean from the start on"
-        notes.append(f"step times are those of the progress bar, to a second{since}")
+        since_start = [] if _has_stall(reader.progress) else _steps_of_runtimes(steps)
+        if not since_start:
+            since = "" if len(reader.progress) > 1 else ", a mean from the start on"
+            notes.append(f"step times are those of the progress bar, to a second{since}")
+        steps = since_start or _steps_of_progress(reader.progress, steps)
     timers = {name: _median_pair(pairs) for name, pairs in reader.timers.items()}
     return TrainingLog(where, reader.format, steps, reader.facts, timers, reader.signs, notes)
 
@@ -246,17 +251,55 @@ def _clock_seconds(text: str) -> float:
 
 
 def _steps_of_progress(progress: list[tuple[int, float]], said: list[PrintedStep]) -> list[PrintedStep]:
-    """A step for each stretch between two bars, with its mean time; what the log says of its last step goes along."""
+    """The steps between the first bar and the last; what the log says of its last step goes along.
+
+    A bar has whole seconds. So the steps of ten seconds or more have their mean, but one of three or more its own.
+    """
     if len(progress) == 1:
         progress = [(0, 0.0), *progress]
-    steps = [
-        PrintedStep(number=float(done), seconds=(elapsed - before) / (done - first))
-        for (first, before), (done, elapsed) in pairwise(progress)
-    ]
-    for field in ("tokens_seen", "runtime", "printed_tokens_per_second", "samples_per_second", "steps_per_second"):
+    steps: list[PrintedStep] = []
+    (first, begun), rest = progress[0], progress[1:]
+    previous, before = first, begun
+    for place, (done, elapsed) in enumerate(rest):
+        alone = elapsed - before >= LONG_STEP_SECONDS
+        if alone and before > begun:
+            steps += _alike(first, previous, before - begun)
+            first, begun = previous, before
+        if alone or elapsed - begun >= STRETCH_SECONDS or (place == len(rest) - 1 and elapsed > begun and not steps):
+            steps += _alike(first, done, elapsed - begun)
+            first, begun = done, elapsed
+        previous, before = done, elapsed
+    for field in ("tokens_seen", "runtime", "printed_tokens_per_second", "samples_per_second"):
         values = [value for step in said if (value := getattr(step, field)) is not None]
-        if values:
+        if values and steps:
             setattr(steps[-1], field, values[-1])
+    return steps
+
+
+def _has_stall(progress: list[tuple[int, float]]) -> bool:
+    """Whether a step between two bars took far longer than the mean, which times of several steps would hide."""
+    usual = progress[-1][1] / progress[-1][0]
+    steps = [(elapsed - before) / (done - first) for (first, before), (done, elapsed) in pairwise(progress)]
+    return any(seconds > max(LONG_STEP_SECONDS, 3 * usual) for seconds in steps)
+
+
+def _alike(first: int, last: int, seconds: float) -> list[PrintedStep]:
+    """Steps after `first` up to `last`, each with the mean time."""
+    return [PrintedStep(number=float(each), seconds=seconds / (last - first)) for each in range(first + 1, last + 1)]
+
+
+def _steps_of_runtimes(said: list[PrintedStep]) -> list[PrintedStep]:
+    """Steps of which the log says the seconds since the start: between two such lines all have the mean time."""
+    known = [step for step in said if step.runtime and step.number is not None]
+    steps: list[PrintedStep] = []
+    for before, step in pairwise(known):
+        assert before.number is not None
+        assert step.number is not None
+        if step.number > before.number and (step.runtime or 0) > (before.runtime or 0):
+            steps += _alike(int(before.number), int(step.number), (step.runtime or 0) - (before.runtime or 0))
+    if steps:
+        for field in ("tokens_seen", "runtime", "printed_tokens_per_second", "samples_per_second"):
+            setattr(steps[-1], field, getattr(known[-1], field))
     return steps
 
 

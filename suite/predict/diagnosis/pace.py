@@ -13,6 +13,8 @@ from reference_runs.training_logs.training_log import PrintedStep, TrainingLog
 
 WARM_UP = 3  # steps that are left out where there are twice as many: compilation, first batches, asynchronous dispatch
 STALL = 1.5  # times the median: a step that takes longer is a stall
+MOST_STALLED = 0.25  # of the steps; more are another pace
+BEYOND_SPREAD = 0.9  # of the distance of the quartiles: a smaller change is noise
 DRIFT = 0.1  # of the median from the first tenth to the last: less is no trend
 _ENOUGH = 10  # steps to see a trend or a rhythm in
 
@@ -26,7 +28,7 @@ class Pace(msgspec.Struct, frozen=True):
         high: the third.
         steps: how many.
         warm_up: how many first ones were left out.
-        drift: median of the last third over that of the first, less 1; None: too few steps.
+        drift: median of the last third over that of the first, less 1; 0 within the spread; None: too few steps.
         stalls: how many took longer than STALL times the median.
         stalled_seconds: by which stalls make the mean step longer than the median.
         rhythm: steps from stall to stall, where that is always alike.
@@ -106,16 +108,19 @@ def pace(steps: Sequence[PrintedStep], *, warm_up: int = WARM_UP) -> Pace:
     median = statistics.median(kept)
     low, _, high = statistics.quantiles(kept, n=4) if len(kept) > 1 else (median, median, median)
     slow = [number for number, each in enumerate(kept) if each > STALL * median]
+    slow = slow if len(slow) <= MOST_STALLED * len(kept) else []
     ordinary = [each for each in kept if each <= STALL * median]
     lost = statistics.fmean(kept) - statistics.fmean(ordinary) if slow and ordinary else 0.0
     drift = None
     if len(ordinary) >= _ENOUGH:
         third = len(ordinary) // 3
-        drift = statistics.median(ordinary[-third:]) / statistics.median(ordinary[:third]) - 1
+        early, late = statistics.median(ordinary[:third]), statistics.median(ordinary[-third:])
+        drift = late / early - 1 if abs(late - early) >= BEYOND_SPREAD * (high - low) else 0.0
     return Pace(median, low, high, len(kept), skipped, drift, len(slow), lost, _rhythm(kept_steps, slow))
 
 
 def _rhythm(steps: Sequence[PrintedStep], slow: Sequence[int]) -> int | None:
-    numbers = [steps[place].number for place in slow]
+    """Steps from stall to stall, where three or more are equally far apart; steps in a row are one stall."""
+    numbers = [steps[place].number for place in slow if place - 1 not in slow]
     gaps = {b - a for a, b in pairwise(numbers) if a is not None and b is not None}
-    return int(gaps.pop()) if len(gaps) == 1 and len(slow) > 2 else None  # a rhythm is of three beats
+    return int(gaps.pop()) if len(gaps) == 1 and len(numbers) > 2 else None  # a rhythm is of three beats
