@@ -150,13 +150,11 @@ class Keeping(NamedTuple):
 
     @property
     def fused_gate(self) -> bool:
-        """Whether a gated activation is one kernel, which keeps its input alone."""
-        return self.modules in (Modules.MEGATRON_CORE, Modules.NEMO, Modules.HAI_LLM)
+        """Whether a gated activation is one kernel, which keeps its input alone.
 
-    @property
-    def weighs_activations(self) -> bool:
-        """Whether gates weigh what goes into experts' contraction, so that nothing needs what comes out of it."""
-        return self.modules in (Modules.MEGATRON_CORE, Modules.NEMO)
+        Gates of experts weigh what it puts out, so that nothing needs the experts' outputs.
+        """
+        return self.modules in (Modules.MEGATRON_CORE, Modules.NEMO, Modules.HAI_LLM)
 
     @property
     def narrow_activation_inputs(self) -> bool:

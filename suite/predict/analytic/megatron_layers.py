@@ -359,7 +359,7 @@ class MegatronLayer:
             out = RankTensor(rows, a.expert_width // splits, shards=t, module=RecomputedModule.EXPERT_ACTIVATION)
             self._operator(into, self._into(out), product=self._into(out))
             self._keep("expert contraction input", self.activation(out, of="expert "), product=True)
-            if self.keeping.weighs_activations:
+            if self.keeping.fused_gate:
                 self._keep("weights of rows", RankTensor(rows, 1, shards=t), element=FP32)
             else:
                 self._keep("expert output", sent)
