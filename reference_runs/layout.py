@@ -106,9 +106,11 @@ class StageAssignment(enum.StrEnum):
 
 
 class Offload(enum.StrEnum):
-    """State that is kept in the host's memory.
+    """State, or activations, kept in the host's memory.
 
     none: nothing.
+    activations: what the modules that Megatron-Core's --offload-modules may name read: norms, query, key and value,
+        attention and its projection, and of experts expansion and activation.
     optimizer: master weights, moments and the sharded gradients (ZeRO-Offload).
     state: weights too, copied in for each use (FullyShardedDataParallel's CPU offload, ZeRO-Infinity).
     """
@@ -116,6 +118,12 @@ class Offload(enum.StrEnum):
     NONE = "none"
     OPTIMIZER = "optimizer"
     STATE = "state"
+    ACTIVATIONS = "activations"
+
+    @property
+    def of_state(self) -> bool:
+        """Whether any state is on the host."""
+        return self in (Offload.OPTIMIZER, Offload.STATE)
 
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -272,7 +280,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 _GRAMMAR = (
     "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, "
-    "offload/offload-optimizer/no-offload, "
+    "offload/offload-optimizer/offload-activations/no-offload, "
     "interleaveN, " + "/".join(Schedule) + ", "
     "recompute-"
     + "/".join(Recomputation)
@@ -293,6 +301,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     "noreshard": ("reshard_after_forward", False),
     "offload": ("offload", Offload.STATE),
     "offload-optimizer": ("offload", Offload.OPTIMIZER),
+    "offload-activations": ("offload", Offload.ACTIVATIONS),
     "no-offload": ("offload", Offload.NONE),
     "fused": ("fused_attention", True),
     "unfused": ("fused_attention", False),
@@ -472,7 +481,7 @@ def layout_text(layout: Layout, *, complete: bool = False, base: Layout | None =
         "noreshard": (layout.zero_stage == 3 or "reshard_after_forward" in said) and not layout.reshard_after_forward,
         "reshard": (complete or "reshard_after_forward" in said) and layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,
-        "offload-optimizer": layout.offload is Offload.OPTIMIZER,
+        f"offload-{layout.offload}": layout.offload in (Offload.OPTIMIZER, Offload.ACTIVATIONS),
         "no-offload": "offload" in said and layout.offload is Offload.NONE,
         f"interleave{layout.virtual_stages}": layout.virtual_stages
         != usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages),

@@ -188,10 +188,11 @@ _BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", 
 
 
 class Moments(enum.StrEnum):
-    """Dtype of the optimizer's two moments; none: it keeps none."""
+    """Dtype of the optimizer's two moments, fp8 with a scale a tensor (Megatron-Core); none: it keeps none."""
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP8 = "fp8"
     NONE = "none"
 
 

@@ -460,7 +460,7 @@ def test_an_offloaded_optimizer_takes_longer_and_offloaded_state_has_memory_and_
     times = [float(re.search(r"step time +([\d.]+) s", each)[1]) for each in (shown, usual)]
     assert times[0] > times[1]
     shown = text(offloaded(tmp_path, "state"), "--choices")
-    assert "transfers of state offloaded to the host (state) are not described" in " ".join(shown.split())
+    assert "transfers to and from the host are not described (offloaded: state)" in " ".join(shown.split())
     assert "where the memory goes" in shown
     assert "where the time goes" not in shown
     assert "fits on one accelerator" in shown

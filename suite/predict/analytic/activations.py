@@ -174,9 +174,8 @@ def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> Micr
     after = head_activation_bytes(workload, keeping)
     logits = after["logits"]
     unit, shared = layer, 0
-    if workload.layout.recomputation is Recomputation.SELECTIVE:
-        recomputed = workload.layout.recomputed
-        again = sum(each.bytes for each in operators.kept if recomputed & {*each.modules})
+    if workload.layout.recomputation in (Recomputation.NONE, Recomputation.SELECTIVE):
+        again = sum(each.bytes for each in operators.kept if each.leaves(workload.layout))
         unit = layer - again
     elif workload.layout.recomputation is Recomputation.SELECTIVE_OP:
         unit = sum(kept_by_operator(workload, keeping).values())

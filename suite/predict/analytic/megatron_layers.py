@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from reference_runs.layout import Recomputation, RecomputedModule
+from reference_runs.layout import Layout, Offload, Recomputation, RecomputedModule
 from reference_runs.run import Activation, QueryKeyNorm, Residual, Workload
 from reference_runs.stack import Keeping
 from suite.predict.analytic.elementwise import larger
@@ -29,6 +29,11 @@ from suite.predict.analytic.micro_batch import micro_batch_tokens
 from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import both_orientations_bytes, format_bytes
 
+# kinds that --offload-modules may name: attn_norm, mlp_norm, qkv_linear, core_attn, attn_proj, expert_fc1, moe_act
+_OFFLOADED = {
+    *("norm inputs", "attention input", "query", "key", "value", "attention context"),
+    *("expert input", "expert activation input"),
+}
 _FEED_FORWARD = {RecomputedModule.MLP, RecomputedModule.EXPERTS}
 
 
@@ -38,8 +43,6 @@ class RankTensor:
     Args:
         module: what makes it again where that is recomputed, so that those who read it need not keep it.
     """
-
-    __slots__ = ("columns", "module", "rows", "shards")
 
     def __init__(self, rows: int, columns: int, *, shards: int = 1, module: RecomputedModule | None = None) -> None:
         self.rows, self.columns, self.shards, self.module = rows, columns, shards, module
@@ -63,6 +66,11 @@ class KeptBytes(NamedTuple):
     modules: tuple[RecomputedModule, ...]
     put_out_by: RecomputedModule | None = None
 
+    def leaves(self, layout: Layout) -> bool:
+        """Whether it leaves the accelerator until the backward pass: computed again, or offloaded meanwhile."""
+        offloaded = layout.offload is Offload.ACTIVATIONS and self.kind in _OFFLOADED
+        return offloaded or bool(layout.recomputed & {*self.modules})
+
 
 class _BackwardPass(NamedTuple):
     """An operator's: bytes of its outputs' and inputs' gradients, gathered and cast; tensors kept up to it."""
@@ -80,8 +88,7 @@ class MegatronLayer:
 
     def __init__(self, workload: Workload, keeping: Keeping) -> None:
         self.architecture, self.recipe, self.layout = workload
-        self.keeping = keeping
-        self.tokens = micro_batch_tokens(workload)
+        self.keeping, self.tokens = keeping, micro_batch_tokens(workload)
         self.element = WEIGHT_ELEMENT_BYTES[self.recipe.precision]
         self.t = self.layout.tensor_parallel
         self.u = self.t if self.layout.sequence_parallel else 1
@@ -142,8 +149,7 @@ class MegatronLayer:
 
     def _column_parallel(self, x: RankTensor, out: RankTensor) -> None:
         """Conclude a linear layer split by columns: its input is gathered again, its input's gradient scattered."""
-        gathered = self._gathered(x.columns)
-        self._operator(out, x, gathered, gathered, product=out)
+        self._operator(out, x, *[self._gathered(x.columns)] * 2, product=out)
 
     def _row_parallel(self, x: RankTensor) -> None:
         """Conclude a linear layer split by rows, which gathers its output's gradient; without dropout the stream's."""
@@ -154,14 +160,13 @@ class MegatronLayer:
     def backward_bytes(self) -> int:
         """Most bytes of the layer that live in its backward pass, the gradient of the residual stream among them.
 
-        Autograd goes from the last operator to the first, and frees what an operator keeps after its backward pass. A
-        module's tensors that are computed again come to life with the last operator that reads them. Where a module
-        puts out what others keep, that is there twice: computed, and copied to where the next operator looks for it. Of
-        a whole layer or feed-forward part the output is computed too.
+        Autograd goes from the last operator to the first, and frees what an operator keeps after its backward pass.
+        What was recomputed or offloaded is there from the last operator that reads it on; what a module puts out twice,
+        computed and copied to where others look for it. A whole layer or feed-forward part computes its output too.
         Source: Megatron-Core 0.16.1, core/tensor_parallel/random.py, CheckpointWithoutOutput and CheckpointFunction.
         """
         recomputed = self.layout.recomputed
-        again = [bool(recomputed & {*each.modules}) for each in self.kept]
+        again = [each.leaves(self.layout) for each in self.kept]
         most = 0 * self.tokens
         for number, operator in enumerate(self._operators):
             alive = sum(

@@ -43,12 +43,12 @@ BYTES_PER_PARAMETER = {
     Precision.FP16_NO_MASTER: StateBytes(2, 2, 0, 0, 8),
     Precision.BF16_PURE: StateBytes(2, 2, 0, 0, 4),
 }
-MOMENT_BYTES = {Moments.FP32: 8, Moments.BF16: 4, Moments.NONE: 0}  # a parameter, both moments
+MOMENT_BYTES = {Moments.FP32: 8, Moments.BF16: 4, Moments.FP8: 2, Moments.NONE: 0}  # a parameter, both moments
 WEIGHT_ELEMENT_BYTES = {precision: int(each.weights) for precision, each in BYTES_PER_PARAMETER.items()}
 
 
 def moment_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
-    """Bytes of both moments of a parameter: 8; 4 in bf16, which bf16-pure has in place of fp32; 0 without any."""
+    """Bytes of both moments of a parameter: 8; 4 in bf16, which bf16-pure has in place of fp32; 2 in fp8; 0 without."""
     return min(MOMENT_BYTES[moments], BYTES_PER_PARAMETER[precision].moments)
 
 

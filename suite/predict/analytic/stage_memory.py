@@ -196,8 +196,6 @@ def _gradients_on_host(layout: Layout) -> bool:
 
 def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
     """Part of `state` that stays on the accelerator."""
-    if layout.offload is Offload.NONE:
-        return state
     weights = 0 * state.weights if layout.offload is Offload.STATE else state.weights
     gradients = 0 * state.gradients if _gradients_on_host(layout) else state.gradients
     return StateBytes(weights, gradients, 0 * state.gradient_copy, 0 * state.master_weights, 0 * state.moments)
@@ -212,7 +210,7 @@ def _temporary_bytes(workload: Workload, keeping: Keeping, share: float) -> floa
     scattered = layout.zero_stage == 1 and layout.reduce_scatter
     wide = BYTES_PER_PARAMETER[recipe.precision].gradients == FP32 and not adds_in_16_bit(keeping, workload)
     in_place = scattered and wide
-    temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
+    temporary = FP32 * share if passing and not layout.offload.of_state else 0 * share
     return temporary * (state_ranks(layout) == 1) if in_place else temporary
 
 
@@ -240,7 +238,7 @@ def _before_passes(
         gradients=state.gradients
         + unscattered_gradient_bytes(workload, shared.keeping, parameters=rank.all, micro_batches=micro_batches)
     )
-    if layout.offload is not Offload.NONE:
+    if layout.offload.of_state:
         state = _offloaded(state, layout)
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
     on_stage = heads * (stage == head_stage(layout))
@@ -287,7 +285,8 @@ def gradients_in_passes(
 ) -> float:
     """Bytes of gradients at the fullest moment of the forward passes.
 
-        G, from the second micro-batch on    in a buffer that stays, as Megatron-Core's
+        G                                    in a buffer that is there from the start, Megatron-Core's
+        G, from the second micro-batch on    in others that stay
         G min(ceil(n / p), v) / v            made by autograd: of the chunks that n = (m - F) v backward passes come to
                                              before the last forward pass, p of each of v chunks
         max(G - A, 0) / v                    n = 0: of the first chunk, whose backward pass frees A / v of activations
@@ -295,7 +294,7 @@ def gradients_in_passes(
     Source: Megatron-Core, distributed/param_and_grad_buffer.py; Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
     if not keeping.eager or layout.schedule in NO_FLUSH:
-        return (micro_batches > 1) * gradients
+        return ((micro_batches > 1) | keeping.fused_gate) * gradients
     virtual = layout.virtual_stages
     backward = (micro_batches - in_flight) * virtual
     made = smaller(-(-backward // layout.pipeline_stages), virtual) * gradients

@@ -107,8 +107,8 @@ def question_of(
     on, _ = on.with_memory_for(Workload(run.architecture, recipe, wanted))
     if on.machine is None:
         raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")
-    if fixed.get("offload") is Offload.STATE:
-        what, allowed = "no time is predicted of offloaded state", "offload-optimizer, no-offload"
+    if (offload := fixed.get("offload", Offload.NONE)) not in (Offload.NONE, Offload.OPTIMIZER):
+        what, allowed = f"no time is predicted of offloaded {offload}", "offload-optimizer, no-offload"
         raise InputError(what, got="offload", allowed=allowed, where="--fix")
     base = usual_layout(run, on.stack.name)
     return Question(

@@ -213,7 +213,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
         elif machine.missing:
             missing.append(f"{machine.missing}: give the --network of a node")
         elif layout and machine.machine and not has_time(layout, machine.machine):
-            missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
+            missing.append(f"step time: transfers to and from the host are not described (offloaded: {layout.offload})")
     if layout and machine:
         assumed += machine_assumptions(machine, ranks=layout.ranks)
         layout = as_executed(run, layout, layout_words(run, request), machine.stack)

@@ -116,6 +116,30 @@ def test_each_module_frees_its_tensors() -> None:
     assert freed_bytes(LLAMA, RecomputedModule.LAYER_NORM) == 0
 
 
+def test_modules_that_offload_keep_their_inputs_on_the_host_until_they_are_read_again() -> None:
+    def offloading(workload: Workload) -> Workload:
+        return workload._replace(layout=parse_layout("offload-activations,fused", base=Layout()))
+
+    plain = LLAMA._replace(layout=Layout(fused_attention=True))
+    kinds, unit = layer_activation_bytes(plain, CORE), micro_batch_bytes(offloading(plain), CORE)
+    # what no name of --offload-modules stands for
+    left = ("feed-forward input", "activation input", "contraction input", "log-sum-exp")
+    assert unit.unit == sum(kinds[kind] for kind in left)
+    assert unit.layer == sum(kinds.values())
+    # the expansion's backward pass has its norm's input back, and nothing yet of attention
+    assert unit.unit < unit.backward < micro_batch_bytes(plain, CORE).backward
+    assert layout_text(offloading(plain).layout).split(",")[4] == "offload-activations"
+    mixture = micro_batch_bytes(offloading(in_16_bit(MIXTURE)), CORE)
+    of_experts = layer_activation_bytes(in_16_bit(MIXTURE)._replace(layout=Layout(fused_attention=True)), CORE)
+    assert mixture.unit == sum(
+        of_experts[kind]
+        for kind in of_experts
+        if kind.endswith("contraction input")
+        or kind in ("gates", "weights of rows", "feed-forward input", "log-sum-exp", "shared expert activation input")
+        or "compressed" in kind
+    )
+
+
 def test_no_name_means_attention_and_arrays_of_ranks_give_each_ones_bytes() -> None:
     assert micro_batch_bytes(recomputing(LLAMA), CORE) == micro_batch_bytes(
         recomputing(LLAMA, RecomputedModule.CORE_ATTENTION), CORE
@@ -192,6 +216,7 @@ def test_autograds_gradients_come_with_the_backward_passes_of_a_pipeline() -> No
     assert made(3.5, 4) == 40  # one backward pass, of the last chunk
     assert made(2, 4) == 40
     assert made(2, 6) == made(2, 40) == 80
-    assert made(4, 4, CORE) == 80  # one buffer for all
+    assert made(4, 4, CORE) == made(1, 1, CORE) == made(4, 4, GENERIC) == 80  # one buffer for all
+    assert made(1, 1, GENERIC) == 0
     assert gradients_in_passes(80.0, 8.0, 1, eager, Layout(), micro_batches=1) == 0
     assert gradients_in_passes(80.0, 8.0, 1, eager, Layout(), micro_batches=2) == 80

@@ -87,13 +87,16 @@ def test_zero_saves_4_8_and_64_times_over_64_ranks() -> None:
 
 
 @given(precision=st.sampled_from(Precision), parameters=st.integers(0, 10**12), shards=st.integers(1, 4096))
-def test_moments_in_16_bit_take_half_and_nothing_else_less(precision: Precision, parameters: int, shards: int) -> None:
+def test_narrow_moments_alone_take_less(precision: Precision, parameters: int, shards: int) -> None:
     share = -(-parameters // shards)
-    wide, narrow, none = (state_bytes(parameters, precision, optimizer=share, moments=moments) for moments in Moments)
+    wide, narrow, least, none = (
+        state_bytes(parameters, precision, optimizer=share, moments=moments) for moments in Moments
+    )
     assert wide == state_bytes(parameters, precision, optimizer=share)
     elements = torch.empty(1, dtype=torch.bfloat16).element_size()
     assert narrow.moments == 2 * elements * share
     assert narrow._replace(moments=wide.moments) == wide
+    assert least == wide._replace(moments=2 * torch.empty(1, dtype=torch.float8_e4m3fn).element_size() * share)
     assert none == wide._replace(moments=0)
 
 
