@@ -20,7 +20,7 @@ from suite.report.terminal.tables import bar
 
 # recorded layouts that the formulas find too large for their accelerators: what they keep of activations, in fp8 or in
 # an order of micro-batches of their own, is not published as such; the 8B lacks 0.1 GiB
-TOO_LARGE = ("deepseek-v3", "llama3.1-405b")
+TOO_LARGE = ("llama3.1-405b",)
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_products_that_the_accelerator_has_not_are_refused_with_those_that_have_
 
 def test_deepseek_v3_takes_its_products_format_from_its_record(answer):
     """In fp8 its step is 7 % shorter than the published one, an average with all that it waits for."""
-    entry = answer("deepseek-v3", code=1)
+    entry = answer("deepseek-v3")
     (row,) = (row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert -0.1 < row["left"] / row["right"] - 1 < 0
-    wide = answer("deepseek-v3", "--products", "none", code=1)
+    wide = answer("deepseek-v3", "--products", "none")
     (plain,) = (row for row in wide["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert plain["left"] / row["left"] - 1 > 0.15
 
@@ -124,7 +124,7 @@ def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(text):
     # 64 nodes and no recorded network
     assert "assumed: 3,200 Gbit/s out of a node, as is usual for h100-sxm (--network)" in shown
     shown = text("llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all")
-    assert "68 % likely to fit: 66.7 GiB of 78.5 usable" in shown
+    assert "68 % likely to fit: 66.8 GiB of 78.5 usable" in shown
     assert "3,200 Gbit/s out of each node, as asked for" in shown
     assert "where the time goes" in shown
     shown = text("llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
@@ -251,11 +251,11 @@ def test_a_prediction_for_another_machine_says_where_the_published_was_measured(
 
 def test_what_does_not_fit_is_said(text, answer):
     line = next(s for s in text("gpt2-1558m", "--on", "rtx-4090", code=1).splitlines() if "fit" in s)
-    assert line == "does not fit (1 % likely to): 51.6 GiB of 23.0 usable, fullest after the forward pass"
+    assert line == "does not fit (1 % likely to): 53.2 GiB of 23.0 usable, fullest after the forward pass"
     entry = answer("gpt2-1558m", "--on", "rtx-4090", code=1)
     peak = next(row for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["stage"] is None)
     assert peak["why"].startswith("not published: does not fit: 24,711,161,446 bytes of the accelerator are usable")
-    assert "\nfits (89 % likely): 51.6 GiB of 78.5 usable, " in text("gpt2-1558m")
+    assert "\nfits (87 % likely): 53.2 GiB of 78.5 usable, " in text("gpt2-1558m")
     assert "usable memory, GiB: 24 - 0.4 driver - 0.59 CUDA" in text("gpt2-1558m", "--on", "rtx-4090", "--all", code=1)
 
 
