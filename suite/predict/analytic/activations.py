@@ -179,7 +179,7 @@ def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> Micr
         unit = layer - again
     elif workload.layout.recomputation is Recomputation.SELECTIVE_OP:
         unit = sum(kept_by_operator(workload, keeping).values())
-    elif workload.layout.recomputation is not Recomputation.NONE:
+    else:
         unit = checkpoint_bytes(workload)
         shared = unit * inputs_stay_in_place(workload.layout)
     backward = operators.backward_bytes() if keeping.megatron_layers else layer
