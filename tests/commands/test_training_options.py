@@ -40,7 +40,7 @@ def test_pure_bf16_keeps_8_bytes_a_parameter_and_bf16_16_or_more(tune, answered)
     on = (tune, "--on", "a100-sxm-80gb", "--precision")
     # 54.4 GB: PyTorch's MemTracker on fake tensors, weights, gradients and AdamW's moments in bf16
     assert peak(answered("predict", *on, "bf16-pure")) == pytest.approx(54.4e9, rel=0.01)
-    assert peak(answered("predict", *on, "bf16", code=1)) > 2 * 54.4e9
+    assert peak(answered("predict", *on, "bf16", code=1)) > 16 * 6_738_415_616  # without 16-bit masters: autocast
 
 
 def test_sgd_keeps_no_moments_and_is_predicted_and_not_executed(tmp_path, answered, reasons):
@@ -59,7 +59,8 @@ def test_sgd_keeps_no_moments_and_is_predicted_and_not_executed(tmp_path, answer
     assert peak(entry) == pytest.approx(27.8e9, rel=0.03)
     assert peak(entry) > 4 * 6_738_415_616
     path.write_text(path.read_text().replace('"sgd"', '"adamw"'), encoding="utf-8")
-    assert peak(answered("predict", str(path), code=1)) - peak(entry) == 4 * 6_738_415_616
+    moments = peak(answered("predict", str(path), code=1)) - peak(entry)
+    assert moments == pytest.approx(4 * 6_738_415_616, rel=1e-6)  # and a counter of steps for each tensor
     text = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
     text = text.replace('optimizer = { value = "adamw"', 'optimizer = { value = "sgd"')
     path.write_text(text.replace('miniature = "bloom-mini"', ""), encoding="utf-8")

@@ -85,6 +85,7 @@ WITHOUT_EXTRAS = {
     "fit gpt2-124m --on h100-sxm --gpus 2": 0,
     "plan gpt2-124m --on h100-sxm --gpus 2": 0,
     f"validate {ROOT / 'reference_runs/published/megatron_sc21_table1.csv'}": 0,
+    "diagnose --run gpt2-124m --on a100-sxm-80gb --layout dp8 --stack pytorch --step-time 0.56": 0,
     "formulas": 0,
     "ladder": 0,
     "schema predict": 0,

@@ -14,7 +14,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Offload
-from reference_runs.run import Precision, Workload
+from reference_runs.run import Moments, Precision, Workload
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.memory import FP32
@@ -60,6 +60,7 @@ def not_described(workload: Workload) -> list[str]:
     recipe, layout = workload.recipe, workload.layout
     unlike = {
         f"precision {recipe.precision}": recipe.precision not in (Precision.BF16, Precision.FP16),
+        f"moments in {recipe.kept_moments}": recipe.kept_moments is not Moments.FP32,
         f"ZeRO-{layout.zero_stage}": layout.zero_stage == 0,
         "hybrid sharding": layout.shard_ranks is not None,
         "offloaded weights without ZeRO-3": layout.offload is Offload.STATE and layout.zero_stage < 3,

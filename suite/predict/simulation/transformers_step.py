@@ -28,7 +28,7 @@ from reference_runs.run import (
 from reference_runs.stack import Modules
 from suite.machine.gpu import cublas_workspace_bytes
 from suite.machine.half_precision import Kernels
-from suite.predict.analytic.memory import FP32, STEP_COUNTER_BYTES, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import FP32, STEP_COUNTER_BYTES, WEIGHT_ELEMENT_BYTES, moment_bytes
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
 from suite.predict.simulation.eager_operators import EagerOperators, Gradients, Tensor, Weight
 from suite.predict.simulation.fsdp import FullySharding, Unit
@@ -200,14 +200,14 @@ class TransformersRank:
 
     def stored(self) -> dict[Category, int]:
         """Bytes that live through the step: weights, moments, and DistributedDataParallel's buckets."""
-        precision, layout = self.workload.recipe.precision, self.workload.layout
+        recipe, layout = self.workload.recipe, self.workload.layout
         elements, whole = sum(self.sizes), self.element * sum(self.sizes)
         stored, buckets = whole, whole if layout.data_parallel > 1 else 0
         if self.sharding is not None:
             elements = sum(sum(unit.shards) for unit in (self.sharding.root, *self.sharding.layers))
-            stored, buckets = stored_element_bytes(precision) * elements, 0
-        moment = WEIGHT_ELEMENT_BYTES[precision] if precision is Precision.BF16_PURE else FP32
-        state = 2 * moment * elements + STEP_COUNTER_BYTES * len(self.sizes)
+            stored, buckets = stored_element_bytes(recipe.precision) * elements, 0
+        moments = int(moment_bytes(recipe.precision, recipe.kept_moments))
+        state = moments * elements + (moments > 0) * STEP_COUNTER_BYTES * len(self.sizes)
         return {Category.WEIGHTS: stored, Category.OPTIMIZER: state, Category.BUFFERS: buckets}
 
     def enter(self, phase: StepPhase) -> None:
