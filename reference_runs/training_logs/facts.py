@@ -44,7 +44,7 @@ FACTS: Mapping[str, re.Pattern[str]] = {
         "context_parallel": (_argument("context_parallel_size"),),
         "expert_parallel": (_argument("expert_model_parallel_size"),),
         "accumulation": (_argument("gradient_accumulation_steps"), r"Gradient Accumulation steps = ([\d,]+)"),
-        "trainable": (r"Number of trainable parameters = ([\d,]+)",),
+        "steps": (r"Total optimization steps = ([\d,]+)",),
         "tokens_of_step": (r"tokens per iteration will be: ([\d,]+)",),
         "gpus_of_node": (r"--nproc[_-]per[_-]node[ =](\d+)", r"num_gpus_per_node: (\d+)", r"--num_gpus[ =](\d+)"),
     }.items()
@@ -60,7 +60,6 @@ class Sign(StrEnum):
     EAGER_ATTENTION = "attention without a fused kernel"
     ANOMALY = "anomaly detection"
     OUT_OF_MEMORY = "out of memory"
-    NOT_A_NUMBER = "loss is not a number"
 
 
 SIGNS: Mapping[Sign, re.Pattern[str]] = {
@@ -83,12 +82,17 @@ _TIMER_LINE = re.compile(r"time \(ms\) \|(.*)")
 _TIMER = re.compile(rf"([a-z][\w -]*?): ({NUMBER})")
 
 
+MOST = 1e12  # of a size; more is none
+
+
 def facts_of(line: str) -> dict[str, int]:
     """Sizes that a line says."""
     found = {}
     for fact, pattern in FACTS.items():
         if match := pattern.search(line):
-            found[fact] = int(number(next(group for group in match.groups() if group)))
+            value = number(next(group for group in match.groups() if group))
+            if 1 <= value <= MOST:
+                found[fact] = int(value)
     return found
 
 

@@ -22,7 +22,6 @@ class LogFormat(NamedTuple):
         fields: field of `PrintedStep` -> pattern of which group 1 is its number.
         factors: what a field's number is multiplied by.
         goes_on: later lines may add fields, until the next step begins.
-        is_mean: the time is a mean over steps since the line before.
         of_micro_batch: the time is that of one micro-batch.
         stack: name of the software in reference_runs/stacks.toml.
         versions: whose lines were read.
@@ -33,7 +32,6 @@ class LogFormat(NamedTuple):
     fields: Mapping[str, re.Pattern[str]]
     factors: Mapping[str, float] = {}
     goes_on: bool = False
-    is_mean: bool = False
     of_micro_batch: bool = False
     stack: str | None = None
     versions: str = ""
@@ -59,8 +57,6 @@ _MEGATRON = {
     "samples": _after("global batch size"),
     "flop_per_second": _after(r"throughput per GPU \(TFLOP/s/GPU\)"),
     "loss": _after(r"lm loss"),
-    "skipped": _after("number of skipped iterations"),
-    "watts": _after(r"power per GPU \(W/GPU\)"),
 }
 _TERA = {"seconds": 1e-3, "flop_per_second": 1e12}
 
@@ -76,7 +72,6 @@ FORMATS = (
             "sequence": _after("actual seqlen"),
         },
         _TERA,
-        is_mean=True,
         stack="megatron-deepspeed",
         versions="BigScience's and DeepSpeed's forks, 2021 to 2025",
     ),
@@ -90,7 +85,6 @@ FORMATS = (
             "loss": _after("lm_loss"),
         },
         _TERA,
-        is_mean=True,
         stack="gpt-neox",
         versions="2.0",
     ),
@@ -99,7 +93,6 @@ FORMATS = (
         re.compile(r"\biteration\s+\d+/.*elapsed time per iteration \(ms\)"),
         _MEGATRON,
         _TERA,
-        is_mean=True,
         stack="megatron-core",
         versions="2.x of 2021; core 0.5 to 0.16",
     ),
@@ -156,11 +149,9 @@ FORMATS = (
             "device_tokens_per_second": _after(r"\b(?:wps|tps)"),
             "flop_per_second": _after(r"\btflops"),
             "mfu": _after(r"\bmfu", "%"),
-            "memory_bytes": _glued("memory:", "GiB"),
             "loss": _after(r"\bloss"),
         },
-        {"flop_per_second": 1e12, "mfu": 0.01, "memory_bytes": 2**30},
-        is_mean=True,
+        {"flop_per_second": 1e12, "mfu": 0.01},
         stack="torchtitan",
         versions="2024-08 to 2026-07",
     ),
@@ -184,7 +175,6 @@ FORMATS = (
             "loss": _after(r"loss/train/total"),
         },
         goes_on=True,
-        is_mean=True,
         stack="composer",
         versions="0.16 to 0.32",
     ),
@@ -276,12 +266,8 @@ FORMATS = (
             "printed_tokens_per_second": _after("train_tokens_per_second"),
             "samples_per_second": _after("train_samples_per_second"),
             "steps_per_second": _after("train_steps_per_second"),
-            "memory_bytes": _after(r"memory\(GiB\)"),
         },
-        {"memory_bytes": 2**30},
         stack="transformers",
         versions="transformers 4.38 to 5, ms-swift",
     ),
 )
-PROGRESS = re.compile(r"(?P<done>\d+)/\d+ \[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?: days?, [\d:]+)?, +[\d.]+(?:s/it|it/s)")
-"""tqdm's bar: steps done and the time since the start; its rate is smoothed, and not read."""

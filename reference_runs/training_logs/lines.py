@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
+
+from reference_runs.regular_file import regular_file
 
 MOST_BYTES_OF_LINE = 1 << 16  # a line may be longer: progress bars without line ends, dumps of tensors
 NUMBER = r"[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?[KMBGT]?(?![\w.])|nan|[+-]?inf"
@@ -21,7 +24,7 @@ def log_lines(path: Path) -> Iterator[str]:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    with regular_file(path) as raw, TextIOWrapper(BufferedReader(raw), "utf-8", "replace", newline="") as file:
         while text := file.readline(MOST_BYTES_OF_LINE):
             for part in re.split(r"[\r\n]+", text):
                 line = _COLOUR.sub("", part)

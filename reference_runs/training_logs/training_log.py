@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections import Counter
@@ -13,12 +14,14 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.mlperf_log import MARK, logged_run
 from reference_runs.recorded_file import shown_path
+from reference_runs.regular_file import file_bytes
 from reference_runs.training_logs.facts import SIGNS, Sign, facts_of, timers_of
-from reference_runs.training_logs.formats import FORMATS, PROGRESS, LogFormat
+from reference_runs.training_logs.formats import FORMATS, LogFormat
 from reference_runs.training_logs.lines import log_lines, number
+from reference_runs.training_logs.progress import ProgressBars, has_stall, mean_times, times_of_states
 
-LONG_STEP_SECONDS, STRETCH_SECONDS = 3.0, 10.0  # of progress bars, which have whole seconds
 MOST_STEPS = 100_000  # kept of a log; of more every second, every fourth, ...
+RANKS_APART = 5  # steps that one rank's lines may come after another's
 EARLY_LINES = 10_000  # in which a log says the sizes of its run, and in which other frameworks' steps are noticed
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 _KNOWN_WORDS = re.compile(r"iter|step|loss|time|tok|sampl|flop|mfu|throughput|epoch", re.IGNORECASE)
@@ -55,10 +58,7 @@ class PrintedStep(msgspec.Struct):
     runtime: float | None = None
     flop_per_second: float | None = None
     mfu: float | None = None
-    memory_bytes: float | None = None
     loss: float | None = None
-    skipped: float | None = None
-    watts: float | None = None
     data_share: float | None = None
     stamp: float | None = None
 
@@ -94,7 +94,7 @@ class _LogReader:
         self.timers: dict[str, list[tuple[float, float]]] = {}
         self.signs: Counter[Sign] = Counter()
         self.others: Counter[str] = Counter()
-        self.progress: list[tuple[int, float]] = []
+        self.bars = ProgressBars()
         self.runs = 1
         self.stride, self.seen, self.lines = 1, 0, 0
         self.closest, self.likeness = "", 0
@@ -107,10 +107,7 @@ class _LogReader:
         for sign, pattern in SIGNS.items():
             if pattern.search(line):
                 self.signs[sign] += 1
-        for match in PROGRESS.finditer(line):
-            done, elapsed = int(match["done"]), _clock_seconds(match["elapsed"])
-            if not self.progress or done > self.progress[-1][0]:
-                self.progress.append((done, elapsed))
+        self.bars.take(line)
         if self.lines <= EARLY_LINES:
             self._take_early(line)
         for name, seconds in timers_of(line).items():
@@ -145,8 +142,9 @@ class _LogReader:
         step = PrintedStep(stamp=_stamp(line))
         _fill(step, self.format, line)
         self._append(step)
-        if step.number is None and self.progress:
-            step.number = float(self.progress[-1][0])
+        done = self.bars.step_is_said()
+        if step.number is None and done is not None:
+            step.number = float(done)
         return True
 
     def _append(self, step: PrintedStep) -> None:
@@ -154,6 +152,9 @@ class _LogReader:
         if last is not None and step.number is not None and last.number is not None:
             if step.number == last.number:  # each rank prints it
                 return
+            recent = self.steps[-RANKS_APART:]
+            if any(step.number == each.number and step.loss == each.loss for each in recent):
+                return  # of a rank that prints later
             if step.number < last.number or (step.last is not None and step.last != last.last):
                 self.runs += 1
                 self.steps.clear()
@@ -182,16 +183,17 @@ def training_log(path: Path) -> TrainingLog:
             reader.take(line)
     except OSError as error:
         raise InputError(f"cannot read the log: {error.strerror}", where=where) from error
-    if reader.format is None and reader.progress:
+    states = reader.bars.training(reader.facts.get("steps"))
+    if reader.format is None and states:
         reader.format = FORMATS[-1]
-    if reader.format is None or not (reader.steps or reader.progress):
+    if reader.format is None or not (reader.steps or states):
         known = ", ".join(each.name for each in FORMATS)
         closest = f"closest: {reader.closest.strip()[:_SHOWN_LETTERS]!r}" if reader.closest else "no line is like one"
         raise InputError("no step is understood", got=closest, allowed=f"steps as {known} print them", where=where)
-    return _gathered(reader, where)
+    return _gathered(reader, states, where)
 
 
-def _gathered(reader: _LogReader, where: str) -> TrainingLog:
+def _gathered(reader: _LogReader, states: list[tuple[int, float]], where: str) -> TrainingLog:
     assert reader.format is not None
     notes = []
     if reader.runs > 1:
@@ -201,14 +203,16 @@ def _gathered(reader: _LogReader, where: str) -> TrainingLog:
     if reader.stride > 1:
         notes.append(f"every {reader.stride}th step is read of {reader.seen:,}")
     steps = reader.steps
-    if any(step.loss is not None and math.isnan(step.loss) for step in steps):
-        reader.signs[Sign.NOT_A_NUMBER] = sum(step.loss is not None and math.isnan(step.loss) for step in steps)
-    if not any(step.seconds for step in steps) and reader.progress:
-        since_start = [] if _has_stall(reader.progress) else _steps_of_runtimes(steps)
-        if not since_start:
-            since = "" if len(reader.progress) > 1 else ", a mean from the start on"
-            notes.append(f"step times are those of the progress bar, to a second{since}")
-        steps = since_start or _steps_of_progress(reader.progress, steps)
+    if lost := sum(step.loss is not None and math.isnan(step.loss) for step in steps):
+        notes.append(f"the loss of {lost} of {len(steps)} steps is not a number")
+    if not any(step.seconds for step in steps) and states:
+        steps = _steps_of_bars(states, steps)
+        since = "" if len(states) > 1 else ", a mean from the start on"
+        notes.append(f"step times are those of the progress bar and of the seconds since the start{since}")
+    if reader.format.of_micro_batch:
+        notes.append(
+            f"{reader.format.name} prints the time of a micro-batch: --run, --batch and --micro-batch make steps of it"
+        )
     timers = {name: _median_pair(pairs) for name, pairs in reader.timers.items()}
     return TrainingLog(where, reader.format, steps, reader.facts, timers, reader.signs, notes)
 
@@ -226,7 +230,7 @@ def _fill(step: PrintedStep, form: LogFormat, line: str) -> bool:
         if match is None or getattr(step, field) is not None:
             continue
         value = number(match[1]) * form.factors.get(field, 1.0)
-        if field in ("seconds", "loss") or (math.isfinite(value) and value > 0) or field in ("number", "skipped"):
+        if field in ("seconds", "loss") or (math.isfinite(value) and value > 0) or field == "number":
             setattr(step, field, value)
             taken = True
     return taken
@@ -236,39 +240,23 @@ def _stamp(line: str) -> float | None:
     match = _STAMP.search(line)
     if match is None:
         return None
-    import datetime
-
-    day = datetime.date.fromisoformat(match[1]).toordinal()
+    try:
+        day = datetime.date.fromisoformat(match[1]).toordinal()
+    except ValueError:
+        return None
     fraction = float(f"0.{match[5]}") if match[5] else 0.0
     return ((day * 24 + int(match[2])) * 60 + int(match[3])) * 60 + int(match[4]) + fraction
 
 
-def _clock_seconds(text: str) -> float:
-    seconds = 0
-    for part in text.split(":"):
-        seconds = seconds * 60 + int(part)
-    return float(seconds)
-
-
-def _steps_of_progress(progress: list[tuple[int, float]], said: list[PrintedStep]) -> list[PrintedStep]:
-    """The steps between the first bar and the last; what the log says of its last step goes along.
-
-    A bar has whole seconds. So the steps of ten seconds or more have their mean, but one of three or more its own.
-    """
-    if len(progress) == 1:
-        progress = [(0, 0.0), *progress]
-    steps: list[PrintedStep] = []
-    (first, begun), rest = progress[0], progress[1:]
-    previous, before = first, begun
-    for place, (done, elapsed) in enumerate(rest):
-        alone = elapsed - before >= LONG_STEP_SECONDS
-        if alone and before > begun:
-            steps += _alike(first, previous, before - begun)
-            first, begun = previous, before
-        if alone or elapsed - begun >= STRETCH_SECONDS or (place == len(rest) - 1 and elapsed > begun and not steps):
-            steps += _alike(first, done, elapsed - begun)
-            first, begun = done, elapsed
-        previous, before = done, elapsed
+def _steps_of_bars(states: list[tuple[int, float]], said: list[PrintedStep]) -> list[PrintedStep]:
+    """Steps by progress bars, and by the seconds since the start that lines say, where no single step stalls."""
+    known = [(int(step.number), step.runtime) for step in said if step.runtime and step.number is not None]
+    times: list[tuple[int, float]] = []
+    if not has_stall(states):
+        for (first, before), (last, runtime) in pairwise(known):
+            if last > first and runtime > before:
+                times += mean_times(first, last, runtime - before)
+    steps = [PrintedStep(number=float(number), seconds=seconds) for number, seconds in times or times_of_states(states)]
     for field in ("tokens_seen", "runtime", "printed_tokens_per_second", "samples_per_second"):
         values = [value for step in said if (value := getattr(step, field)) is not None]
         if values and steps:
@@ -276,60 +264,43 @@ def _steps_of_progress(progress: list[tuple[int, float]], said: list[PrintedStep
     return steps
 
 
-def _has_stall(progress: list[tuple[int, float]]) -> bool:
-    """Whether a step between two bars took far longer than the mean, which times of several steps would hide."""
-    usual = progress[-1][1] / progress[-1][0]
-    steps = [(elapsed - before) / (done - first) for (first, before), (done, elapsed) in pairwise(progress)]
-    return any(seconds > max(LONG_STEP_SECONDS, 3 * usual) for seconds in steps)
+class _HistoryEntry(msgspec.Struct):
+    train_steps_per_second: float | None = None
+    train_samples_per_second: float | None = None
+    train_tokens_per_second: float | None = None
+    train_runtime: float | None = None
 
 
-def _alike(first: int, last: int, seconds: float) -> list[PrintedStep]:
-    """Steps after `first` up to `last`, each with the mean time."""
-    return [PrintedStep(number=float(each), seconds=seconds / (last - first)) for each in range(first + 1, last + 1)]
-
-
-def _steps_of_runtimes(said: list[PrintedStep]) -> list[PrintedStep]:
-    """Steps of which the log says the seconds since the start: between two such lines all have the mean time."""
-    known = [step for step in said if step.runtime and step.number is not None]
-    steps: list[PrintedStep] = []
-    for before, step in pairwise(known):
-        assert before.number is not None
-        assert step.number is not None
-        if step.number > before.number and (step.runtime or 0) > (before.runtime or 0):
-            steps += _alike(int(before.number), int(step.number), (step.runtime or 0) - (before.runtime or 0))
-    if steps:
-        for field in ("tokens_seen", "runtime", "printed_tokens_per_second", "samples_per_second"):
-            setattr(steps[-1], field, getattr(known[-1], field))
-    return steps
+class _TrainerState(msgspec.Struct):
+    log_history: list[_HistoryEntry]
+    global_step: int = 0
+    train_batch_size: int | None = None
+    num_input_tokens_seen: float | None = None
 
 
 def _trainer_state(path: Path, where: str) -> TrainingLog:
     """Hugging Face's trainer_state.json: its history has no time of a step, its last entry that of all.
 
     Raises:
-        InputError: another JSON file.
+        InputError: another JSON file, or one of a training that has not ended.
     """
     try:
-        state = msgspec.json.decode(path.read_bytes())
+        state = msgspec.json.decode(file_bytes(path), type=_TrainerState)
     except msgspec.DecodeError as error:
-        raise InputError(f"not JSON: {error}", where=where) from error
-    if not isinstance(state, dict) or "log_history" not in state:
-        raise InputError("a JSON file that is no trainer_state.json", allowed="one with log_history", where=where)
-    history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
-    rates = [entry["train_steps_per_second"] for entry in history if entry.get("train_steps_per_second")]
-    if not rates:
+        raise InputError(f"no trainer_state.json: {error}", where=where) from error
+    last = next((entry for entry in reversed(state.log_history) if (entry.train_steps_per_second or 0) > 0), None)
+    if last is None or not last.train_steps_per_second:
         raise InputError("has no train_steps_per_second: the training has not ended", where=where)
-    facts = {"micro_batch": int(state["train_batch_size"])} if state.get("train_batch_size") else {}
-    last = history[-1]
     step = PrintedStep(
-        number=float(state.get("global_step", 0)),
-        seconds=1 / rates[-1],
-        samples_per_second=last.get("train_samples_per_second"),
-        printed_tokens_per_second=last.get("train_tokens_per_second"),
-        steps_per_second=rates[-1],
-        runtime=last.get("train_runtime"),
-        tokens_seen=state.get("num_input_tokens_seen") or None,
+        number=float(state.global_step),
+        seconds=1 / last.train_steps_per_second,
+        samples_per_second=last.train_samples_per_second,
+        printed_tokens_per_second=last.train_tokens_per_second,
+        steps_per_second=last.train_steps_per_second,
+        runtime=last.train_runtime,
+        tokens_seen=state.num_input_tokens_seen or None,
     )
+    facts = {"micro_batch": state.train_batch_size} if state.train_batch_size else {}
     notes = ["one mean over the whole training, with its evaluations and checkpoints"]
     return TrainingLog(where, FORMATS[-1], [step], facts, {}, Counter(), notes)
 

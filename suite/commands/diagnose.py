@@ -110,10 +110,12 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     Exit codes: 0 as expected; 1 slow, implausible or counted wrongly; 2 bad input; 3 nothing to compare with.
     """
     given = {"--step-time": step_time, "--mfu": mfu, "--tflops": tflops, "--tokens-per-second": tokens_per_second}
-    check_positive(given)
+    check_positive(given | {"--against-gpus": against_gpus})
+    if against_gpus is not None and against is None:
+        raise InputError("is of the other run", got=str(against_gpus), allowed="--against LOG", where="--against-gpus")
     if not logs and step_time is None and tokens_per_second is None:
         if mfu is None or asked.on is None:
-            raise InputError("missing argument 'log'", allowed="a log, or --step-time, or --mfu with --on")
+            raise InputError("nothing to time", allowed="a log, or --step-time, or --mfu with --on alone")
         _print_mfu(mfu / 100, asked.on, as_json=json)
         return
     if logs and logs[0].name.endswith((BEGIN, END)):

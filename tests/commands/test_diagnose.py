@@ -107,9 +107,12 @@ def test_a_trainers_last_rate_of_one_process_is_found(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "missing argument 'log'; allowed: a log, or --step-time, or --mfu with --on"),
+        ((), "nothing to time; allowed: a log, or --step-time, or --mfu with --on alone"),
         (("--tokens-per-second", "100"), "a rate alone makes no step time"),
         (("--step-time", "-1"), "--step-time"),
+        (("--step-time", "1", "--against-gpus", "8"), "is of the other run"),
+        (("--step-time", "1", "--against-gpus", "-8"), "--against-gpus"),
+        (("/dev/zero",), "not a regular file"),
         (("none.log",), "cannot read the log: No such file"),
         (("--step-time", "1", "--against", "none.log"), "missing argument 'log'"),
     ],
@@ -129,3 +132,15 @@ def test_a_log_without_a_run_is_timed_and_nothing_is_predicted(
     out = capsys.readouterr().out
     assert out.startswith("not predicted: ")
     assert "step 0.1 s (median of 5 after the first 3" in out
+
+
+def test_a_log_of_another_model_is_said_to_be_one_and_has_no_candidates(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = "iteration {}/ 99 | elapsed time per iteration (ms): 60000 | throughput per GPU (TFLOP/s/GPU): 400.0 | x |"
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(line.format(number) for number in range(8)), encoding="utf-8")
+    options = ("--run", "llama2-7b", "--on", "h100-sxm", "--gpus", "8", "--batch", "64", "--layout", "dp8,zero1")
+    code, found = answer(capsys, str(log), *options)
+    assert (code, found["outcome"], found["causes"]) == (1, "slow", [])
+    assert "times the work of this model in this batch: another model" in found["notes"][0]

@@ -49,12 +49,14 @@ class SlowCause(msgspec.Struct, frozen=True):
         seconds: of a step that it takes, or would explain; None: not known.
         confirm: what would confirm it, or what helps.
         is_seen: whether the log shows it; else it is a candidate.
+        standing: of a candidate: whether it would explain the step, or is part of what was expected.
     """
 
     words: str
     seconds: float | None
     confirm: str
     is_seen: bool = False
+    standing: str = "would explain it"
 
 
 _OF_SIGNS = {
@@ -80,7 +82,7 @@ def seen_causes(log: TrainingLog, pace: Pace) -> Iterator[SlowCause]:
     for sign, count in log.signs.items():
         if sign in _OF_SIGNS:
             words, helps = _OF_SIGNS[sign]
-            lines = "a line says so" if count == 1 else f"{count} lines say so"
+            lines = "1 line" if count == 1 else f"{count} lines"
             yield SlowCause(f"{words} ({lines})", pace.stalled_seconds or None, helps, is_seen=True)
     yield from _of_timers(log, pace)
     if pace.stalls and pace.stalled_seconds > SHARE * pace.seconds:
@@ -162,7 +164,7 @@ def _of_layout(step: StepTime) -> Iterator[SlowCause]:
     for term, (words, helps) in _OF_LAYOUT.items():
         seconds: float = getattr(step, f"{term}_seconds")
         if seconds > _LARGE_SHARE * step.total_seconds:
-            yield SlowCause(f"{words}, as the layout has it", seconds, helps)
+            yield SlowCause(words, seconds, helps, standing="expected of this layout")
 
 
 def _variants(expected: ExpectedStep, known: Layout | None) -> Iterator[tuple[str, str, Workload, Machine]]:

@@ -122,7 +122,8 @@ def _flop(architecture: Architecture, batch: int) -> dict[str, float]:
 def _judged(quantity: str, printed: float, computed: float, formulas: list[Formula], unit: float) -> CountedRate:
     """The nearest formula explains, a convention before a mistake."""
     near = [each for each in formulas if abs(printed / (each.value * unit) - 1) <= each.tolerance]
-    near.sort(key=lambda each: (each.wrong, abs(math.log(printed / (each.value * unit)))))
+    usual = ("", "devices", "shard", "peak")  # an accelerator's own peak is known to most who count
+    near.sort(key=lambda each: (each.wrong, usual.index(each.kind), abs(math.log(printed / (each.value * unit)))))
     if not near:
         return CountedRate(quantity, printed, computed, None, wrong=False)
     best, kinds = near[0], {each.kind: each.words for each in reversed(near) if each.wrong}
@@ -192,9 +193,9 @@ def dense_share(mfu: float, peak: float, precision: Precision) -> dict[str, floa
 
 def foreign_peaks(peak: float, precision: Precision) -> dict[str, float]:
     """Peaks that are taken for `peak` by mistake: with sparsity, half an A100's, and those of other parts."""
-    found = {"half an A100": accelerator("a100-sxm-80gb").peak_flop_per_second["bf16"] / 2}
-    found["this part with sparsity"] = _SPARSE * peak
+    found = {"this part with sparsity": _SPARSE * peak}
     for name, words in _OFTEN_TAKEN.items():
         if (other := accelerator(name).peak_flop_per_second.get(WORK_DTYPES[precision])) is not None:
             found[words] = other
+    found["half an A100"] = accelerator("a100-sxm-80gb").peak_flop_per_second["bf16"] / 2
     return {name: other for name, other in found.items() if abs(other / peak - 1) > NEAR}

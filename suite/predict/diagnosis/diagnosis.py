@@ -25,6 +25,7 @@ from suite.predict.plan.search import Found
 from suite.predict.recorded_run.sweep import layout_figures
 
 MOST_CAUSES = 3
+OTHER_WORK = 1.5  # times the model's flop: what prints more, or so much less, runs something else
 LEAST_SAVED = 0.05  # of a step
 # An interval of 80 % is widened to 95 %, as that of a log-normal error: who is called slow should be slow
 _WIDER = statistics.NormalDist().inv_cdf(0.975) / statistics.NormalDist().inv_cdf(0.9)
@@ -139,9 +140,11 @@ def diagnosis(
         amount / pace.seconds / layout.ranks if amount else None
         for amount in (predicted.prediction.model_flop, predicted.prediction.hardware_flop)
     )
+    if other_work := _other_work(counts):
+        notes.insert(0, other_work)
     interval = _wider(predicted.step_interval, step.total_seconds) if step and predicted.step_interval else None
     causes = seen
-    if step and machine and interval and pace.seconds > interval[1]:
+    if step and machine and interval and pace.seconds > interval[1] and not other_work:
         expected = ExpectedStep(Workload(run.architecture, run.recipe, layout), machine, step)
         causes = seen + candidates(expected, pace.seconds, known=layout if states_layout else None)
     return RunDiagnosis(
@@ -159,6 +162,16 @@ def diagnosis(
         terms=_terms(step) if step else {},
         helpful=_helpful(predicted, layout, log.format.name if log else "") if step else [],
     )
+
+
+def _other_work(counts: list[CountedRate]) -> str | None:
+    """Words for a printed rate of far more or less work than the model has, if no formula gives it."""
+    for each in counts:
+        ratio = each.printed / each.computed
+        if each.explanation is None and each.quantity == "Tflop/s" and not 1 / OTHER_WORK < ratio < OTHER_WORK:
+            said = f"the log counts {ratio:.3g} times the work of this model in this batch"
+            return f"{said}: another model, sequence, batch or number of accelerators? Candidates are left out"
+    return None
 
 
 def _terms(step: StepTime) -> dict[str, float]:

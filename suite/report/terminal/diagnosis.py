@@ -35,10 +35,10 @@ def print_diagnosis(
         how = each.explanation or "no formula that is known gives it: another model, batch, or number of accelerators?"
         mark = "counted wrongly: " if each.wrong else ""
         style = "bold red" if each.wrong else "" if each.explanation else "bold"
-        print_folded(out, f"printed {each.quantity} {value}, here {own}: {mark}{how}", style)
+        print_folded(out, f"printed {each.quantity} {value}, computed {own}: {mark}{how}", style)
     for number, cause in enumerate(answer.causes, 1):
         seconds = "" if cause.seconds is None else f", {printed(cause.seconds, 's')} s of a step"
-        seen = f"seen in the {'trace' if answer.measured else 'log'}" if cause.is_seen else "would explain it"
+        seen = f"seen in the {'trace' if answer.measured else 'log'}" if cause.is_seen else cause.standing
         print_folded(out, f"cause {number}, {seen}: {cause.words}{seconds}", "")
         print_folded(out, f"    look at: {cause.confirm}")
     for term in answer.measured:
@@ -113,7 +113,7 @@ def print_comparison(out: Console, found: ComparedRuns) -> None:
     seconds = f"step {printed(found.seconds, 's')} s here, {printed(found.other_seconds, 's')} s there"
     print_folded(out, seconds, "")
     if found.formula_changed:
-        print_folded(out, "both print another flop for the same work: compare step times, not Tflop/s", "bold")
+        print_folded(out, "both count different flop for the same work: compare step times, not Tflop/s", "bold")
     for number, cause in enumerate(found.causes, 1):
         time = "" if cause.seconds is None else f", {printed(cause.seconds, 's')} s of a step"
         print_folded(out, f"cause {number}: {cause.words}{time}", "")

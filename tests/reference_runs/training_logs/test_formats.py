@@ -48,7 +48,7 @@ LINES: dict[str, tuple[str, dict[str, float]]] = {
     "torchtitan": (
         "[rank0]:[titan] 2026-02-24 19:46:17,508 - root - INFO - \x1b[31mstep:  4  \x1b[32mloss:  7.62585  "
         "grad_norm: 26.6250  memory: 66.91GiB(37.51%)  tps: 10,050  tflops: 314.71  mfu: 13.99%\x1b[39m",
-        {"device_tokens_per_second": 10050, "flop_per_second": 314.71e12, "mfu": 0.1399, "memory_bytes": 66.91 * 2**30},
+        {"device_tokens_per_second": 10050, "flop_per_second": 314.71e12, "mfu": 0.1399},
     ),
     "DeepSpeed": (
         "[2023-07-25 21:02:19,296] [INFO] [timer.py:215:stop] epoch=0/micro_step=20/global_step=20, "

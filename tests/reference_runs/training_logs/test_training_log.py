@@ -16,7 +16,7 @@ from reference_runs.training_logs.training_log import TrainingLog, training_log
 def megatron(number: int, milliseconds: float, last: int = 100) -> str:
     return (
         f" iteration {number:8d}/{last:8d} | consumed samples: 1 | elapsed time per iteration (ms): {milliseconds} |"
-        f" global batch size:    64 | lm loss: 2.0E+00 |"
+        f" global batch size:    64 | lm loss: {2 + milliseconds} |"
     )
 
 
@@ -87,9 +87,11 @@ def test_the_trainers_state_has_one_mean(tmp_path: Path) -> None:
             "no step is understood; got closest: 'step 3 took long, loss 4'",
         ),
         ("a.log", "", "got no line is like one"),
-        ("a.json", "{", "not JSON"),
+        ("a.json", "{", "no trainer_state.json"),
         ("a.json", "[1]", "no trainer_state.json"),
         ("a.json", '{"log_history": []}', "the training has not ended"),
+        ("a.json", '{"log_history": [{"train_steps_per_second": "abc"}]}', "no trainer_state.json"),
+        ("a.json", '{"log_history": 5}', "no trainer_state.json"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_a_line(tmp_path: Path, name: str, text: str, line: str) -> None:
@@ -105,5 +107,41 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_not_numbers_are_noticed(tmp_path: Path) -> None:
-    log = read(tmp_path, "iter 1: loss nan, time 100.00ms", "iter 2: loss nan, time 100.00ms")
-    assert log.signs[Sign.NOT_A_NUMBER] == 2
+    log = read(tmp_path, "iter 1: loss nan, time 100.00ms", "iter 2: loss 3.0, time 100.00ms")
+    assert log.notes == ["the loss of 1 of 2 steps is not a number"]
+
+
+def test_lines_of_ranks_that_print_later_are_no_other_run(tmp_path: Path) -> None:
+    log = read(tmp_path, *(megatron(number, number) for number in (7, 8, 7, 9, 8, 10)))
+    assert [step.number for step in log.steps] == [7, 8, 9, 10]
+    assert log.notes == []
+
+
+def test_bars_of_a_checkpoint_and_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
+    bars = [f" {number}/60 [{2 * number // 60:02d}:{2 * number % 60:02d}<01:00, 2.00s/it]" for number in range(1, 61)]
+    loss = "{'loss': 2.5, 'epoch': 0.1}"
+    evaluation = [f" {number}/500 [00:{number // 25:02d}<00:10, 25.0it/s]" for number in range(100, 501, 100)]
+    lines = [" 3/3 [01:30<00:00, 30.00s/it]", *bars[:20], loss, *evaluation, *bars[20:], loss]
+    log = read(tmp_path, *lines)
+    assert {step.seconds for step in log.steps} == {2.0}
+    assert len(log.steps) > 50
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-13-99 19:01:17] iteration 1/ 9 | elapsed time per iteration (ms): 10 | lm loss: 1 |",
+        "  tensor_model_parallel_size ...... 0",
+        f"  world_size ...... {'9' * 5000}",
+        " 0/100 [00:05<00:10, 2.00it/s]",
+    ],
+)
+def test_what_cannot_be_is_left_out(tmp_path: Path, line: str) -> None:
+    log = read(tmp_path, line, megatron(2, 10), megatron(3, 10))
+    assert log.facts == {}
+    assert log.steps[-1].seconds == 0.01
+
+
+def test_a_device_is_refused() -> None:
+    with pytest.raises(InputError, match="not a regular file"):
+        training_log(Path("/dev/zero"))
