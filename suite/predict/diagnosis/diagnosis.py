@@ -148,7 +148,7 @@ def diagnosis(
         expected = ExpectedStep(Workload(run.architecture, run.recipe, layout), machine, step)
         causes = seen + candidates(expected, pace.seconds, known=layout if states_layout else None)
     return RunDiagnosis(
-        outcome=_outcome(pace.seconds, interval, flop, peak, counts),
+        outcome=RunOutcome.COUNTED_WRONGLY if other_work else _outcome(pace.seconds, interval, flop, peak, counts),
         pace=pace,
         counted=counts,
         causes=causes[:MOST_CAUSES],
