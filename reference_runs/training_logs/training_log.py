@@ -1,4 +1,4 @@
-"""One run as its log says it: the steps in order, sizes, timers, warnings."""
+"""A run as its log says it: the steps in order, sizes, timers, warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One device's part of a trace: when its kernels ran, who launched them, and what the host did meanwhile."""
+"""A device's part of a trace: when its kernels ran, who launched them, and what the host did meanwhile."""
 
 from __future__ import annotations
 

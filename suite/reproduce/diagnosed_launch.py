@@ -9,13 +9,12 @@ from reference_runs.errors import InputError
 from reference_runs.training_logs.training_log import PrintedStep
 from suite.job.events import StepKind
 from suite.metrics.figures import Figure, Quantity, StepTerm
-from suite.predict.diagnosis.causes import SlowCause
+from suite.predict.diagnosis.causes import SHARE, SlowCause
 from suite.predict.diagnosis.diagnosis import MOST_CAUSES, RunDiagnosis, RunOutcome
 from suite.predict.diagnosis.pace import pace
 from suite.records.record import End, Record
 
 TOLERANCE = 0.15  # of a predicted step time, as `reproduce` prints it
-SHARE = 0.05  # of the step: what a term takes beyond the predicted one, or the processors for others; less is no cause
 _CONFIRM = {
     StepTerm.DATA_LOADING: "the corpus, its cache, and what else reads this disk",
     StepTerm.HOST_DEVICE_COPY: "PCIe links (`accept`), pinned memory",

@@ -118,6 +118,7 @@ def recomputed_share(architecture: Architecture, part: str, modules: frozenset[R
     core_attn      attention's scores and context
     mla_up_proj    latent attention's expansions; of query, key, value together their share of the elements
     mlp, moe       all of the feed-forward part, router included, in layers without or with experts
+    shared_experts of the feed-forward part what every token passes: s of k + s experts, with k that a token is sent to
     others         none: norms and activations are no products
 
     Source: Megatron-Core 0.16.1, core/transformer/transformer_config.py, recompute_modules.
@@ -128,7 +129,11 @@ def recomputed_share(architecture: Architecture, part: str, modules: frozenset[R
         return Fraction(0)
     if not part.startswith(("query", "key")):
         whole = RecomputedModule.MLP if architecture.experts is None else RecomputedModule.EXPERTS
-        return Fraction(whole in modules)
+        if whole in modules or RecomputedModule.SHARED_EXPERTS not in modules or architecture.experts is None:
+            return Fraction(whole in modules)
+        passed = (architecture.experts_per_token or 0) + architecture.shared_experts
+        share = Fraction(architecture.shared_experts, passed) if part == "feed-forward" else part.startswith("shared")
+        return Fraction(share)
     if architecture.key_value_rank is None or RecomputedModule.LATENT_PROJECTION not in modules:
         return Fraction(0)
     if part != "query, key, value":

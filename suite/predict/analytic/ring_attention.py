@@ -112,16 +112,16 @@ def exposed_ring_seconds(
     """Seconds of a step's context-parallel messages that attention does not hide.
 
     gathered     all: attention begins when the keys and values of all ranks are there
-    ring         (c - 1) / c of both passes of attention hide them: a block travels behind the one before it
+    ring         (c - 1) / c of both passes of attention hide them: a block travels while the one before it is computed
     PyTorch's    of each layer, with q seconds for a block of keys and values, and c - 1 of c blocks that hide:
                      (c - 1) q       in a forward pass
                      3 (c - 1) q     in the backward pass: the gradients' blocks are in fp32
-                     2 q             the gradients' last message, behind which nothing is computed
+                     2 q             the gradients' last message, during which nothing is computed
                  A block has as many heads as queries, since keys and values are repeated before attention.
 
     Source: Liu et al. 2023, arXiv 2310.01889, section 3; PyTorch 2.5.1, _templated_ring_attention_backward; torchtitan
-    0.1.0, models/llama3/model/model.py, repeat_kv (read). From 2.6.0 on PyTorch gathers all blocks behind the first:
-    what a slow network then exposes is left out.
+    0.1.0, models/llama3/model/model.py, repeat_kv (read). From 2.6.0 on PyTorch gathers all further blocks while it
+    computes the first: what a slow network then exposes is left out.
 
     Args:
         seconds: of all messages of `context_parallel_traffic`.

@@ -16,7 +16,7 @@ _WORK_ALIKE = 0.02  # relative: flop a step of both
 
 
 class ComparedRuns(msgspec.Struct, frozen=True):
-    """One run beside another.
+    """Comparison of one run with another.
 
     Args:
         slowdown: seconds of a sample and accelerator here over those of the other run, or of a step where the batches
@@ -36,7 +36,7 @@ class ComparedRuns(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(NamedTuple):
-    """One of both: its log, its pace, and how many accelerators it had; None: not known."""
+    """A run of the two: its log, its pace, and how many accelerators it had; None: not known."""
 
     log: TrainingLog
     pace: Pace

@@ -66,7 +66,8 @@ def step_seconds(
         seconds = step.seconds
         if seconds is not None and log.format.of_micro_batch:
             seconds = seconds * (micro_batches or 1)
-        seconds = seconds or _from_rates(step, tokens, gpus)
+        if seconds is None:
+            seconds = _from_rates(step, tokens, gpus)
         if seconds is None and before is not None:
             seconds = _between(before, step)
         before = step

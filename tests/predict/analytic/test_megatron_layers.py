@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 
 import msgspec
@@ -177,7 +178,11 @@ def test_modules_repeat_their_products() -> None:
     assert recomputed_share(a, "query, key, value", again) * sum(sizes.values()) == expanded
     for part, share in {"query expansion": 1, "query compression": 0, "projection": 0, "attention scores": 0}.items():
         assert recomputed_share(a, part, again) == share
-    routed = frozenset({RecomputedModule.EXPERTS})
+    routed, shared = frozenset({RecomputedModule.EXPERTS}), frozenset({RecomputedModule.SHARED_EXPERTS})
+    mixture = reference_run("deepseek-v3").architecture.other_kind
+    of_shared = {"shared expansion": 1, "shared contraction": 1, "expansion": 0, "contraction": 0, "router": 0}
+    assert {part: recomputed_share(mixture, part, shared) for part in of_shared} == of_shared
+    assert recomputed_share(mixture, "feed-forward", shared) == Fraction(1, 9)  # of 8 routed experts and a shared one
     assert [recomputed_share(each.architecture, "expansion", routed) for each in (DENSE, MIXTURE)] == [0, 1]
     assert [
         recomputed_share(each.architecture, "expansion", frozenset({RecomputedModule.MLP})) for each in (DENSE, MIXTURE)
