@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from reference_runs.accelerator_words import folded, gpu_words, name_words
 from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
 from reference_runs.floors import RateFloor, read_floors, read_no_floor
@@ -17,9 +17,10 @@ from reference_runs.quantities import MOST_IN_ALL, BytesPerSecond, Count, FlopPe
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
 from reference_runs.run import ProductFormat
 from reference_runs.sourced import Sourced
-from reference_runs.this_cpu import MACHINE_SOURCES, FlopPerCycle, cpu_peaks, memory_entry, this_cpu
+from reference_runs.this_cpu import MACHINE_SOURCES, THIS_CPU, FlopPerCycle, cpu_peaks, memory_entry, this_cpu
 
 ACCELERATORS = Path(__file__).parent / "accelerators"
+LEAST_SHARE = 0.9  # of a recorded memory: drivers say less than is on the board
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,27 +138,96 @@ def accelerator_names() -> list[str]:
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name or alias (see `name_words`), or of the user's own file where `name` ends in `.toml`.
+    """The accelerator of that name as people write it, or of the user's own file where `name` ends in `.toml`.
 
     Raises:
         InputError: no such accelerator or file, a file that breaks the schema, or a CPU that cannot be read.
     """
     if name.endswith(".toml"):
         return load(Path(name))
-    wanted = name_words(name)
-    paths = {name_words(command_name(path)): path for path in sorted(ACCELERATORS.glob("*.toml"))}
-    if wanted in paths:
-        return _catalogued(paths[wanted])
-    aliases: list[str] = []
-    for path in paths.values():
-        head = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
-        aliases += head["aliases"]
-        if wanted in map(name_words, head["aliases"]):
-            return _catalogued(path)
-    names = accelerator_names()
-    allowed = ", ".join(names) + ", or a file ending in .toml"
-    meant = nearest(_folded(name), [*names, *map(_folded, aliases)])
+    if (found := exact_accelerator(name) or worded_accelerator(name)) is not None:
+        return found
+    allowed = ", ".join(accelerator_names()) + ", or a file ending in .toml"
+    meant = near_accelerator(name) or nearest(folded(name), _all_names())
     raise InputError("unknown accelerator", got=repr(name), meant=meant, allowed=allowed)
+
+
+def near_accelerator(text: str) -> str | None:
+    """The name that `text` perhaps misspells: none of another model than the one that it names, B200 for a B300."""
+    said = gpu_words(text)
+    return nearest(
+        folded(text), [each for each in _all_names() if said.model and said.series <= gpu_words(each).series]
+    )
+
+
+def _all_names() -> list[str]:
+    names = accelerator_names()
+    return [*names, *(folded(alias) for name in names for alias in _aliases(name))]
+
+
+def exact_accelerator(name: str) -> Accelerator | None:
+    """The accelerator that has these words as its name or an alias, and no others; None: there is none."""
+    wanted = name_words(name)
+    found = next((each for each in accelerator_names() if wanted == name_words(each)), None)
+    if found is None:
+        aliased = (each for each in accelerator_names() if wanted in map(name_words, _aliases(each)))
+        found = next(aliased, None)
+    return None if found is None else _catalogued(_path(found))
+
+
+def worded_accelerator(text: str) -> Accelerator | None:
+    """The accelerator that these words mean, with vendor, count and machine; None: none, or several and none is usual.
+
+    Without a board, that of the usual training machine is meant.
+    """
+    said = gpu_words(text)
+    if len(said.boards) > 1 or len(said.sizes) > 1:
+        return None
+    boards = said.boards or ("", "sxm")
+    of_model = [each for each in _recorded_boards() if said.model in each.models]
+    if printed := [each for each in of_model if said.sizes and said.sizes <= set(each.gib)]:
+        of_model = printed  # 94 GB are an H100 NVL's, and not what a driver shows of 96
+    meant = [
+        each.name
+        for each in of_model
+        if each.board in boards
+        and all(any(LEAST_SHARE * gib <= size <= gib for gib in each.gib) for size in said.sizes)
+    ]
+    if len(meant) == 1:
+        return accelerator(meant[0])
+    usual = exact_accelerator("-".join(said.model)) if meant else None
+    return usual if usual and usual.name in meant else None
+
+
+class _WordedBoard(NamedTuple):
+    name: str
+    models: frozenset[frozenset[str]]
+    board: str
+    gib: tuple[float, ...]
+
+
+@functools.cache
+def _recorded_boards() -> tuple[_WordedBoard, ...]:
+    found = []
+    for name in accelerator_names():
+        if name == THIS_CPU:
+            continue
+        device = _catalogued(_path(name))
+        models = frozenset(gpu_words(each).model for each in (name, *device.aliases)) - {frozenset()}
+        board = next(iter(gpu_words(name).boards), "")
+        others = [float(str(each.value)) for each in device.facts["board.memory_bytes"].readings]
+        found.append(_WordedBoard(name, models, board, (device.board.memory_bytes / 2**30, *others)))
+    return tuple(found)
+
+
+def _path(name: str) -> Path:
+    return ACCELERATORS / f"{name.replace('-', '_')}.toml"
+
+
+def _aliases(name: str) -> list[str]:
+    """The other names in an accelerator's file, of which only the head is read."""
+    aliases: list[str] = tomllib.loads(_path(name).read_text(encoding="utf-8").partition("\n[")[0])["aliases"]
+    return aliases
 
 
 def _catalogued(path: Path) -> Accelerator:
@@ -181,19 +251,7 @@ def known_gpu(models: str) -> Accelerator | None:
     Of a simulated device it is the GPU that the simulation stands in for.
     """
     names = {model.removesuffix(SIMULATED) for model in models.split(", ")}
-    try:
-        return accelerator(names.pop()) if len(names) == 1 else None
-    except InputError:
-        return None
-
-
-def _folded(name: str) -> str:
-    return "-".join(re.split(r"[\s_-]+", name.casefold().strip()))
-
-
-def name_words(name: str) -> tuple[str, ...]:
-    """The words of an accelerator's name: "A100 80GB SXM" and "a100-sxm_80gb" have the same ones."""
-    return tuple(sorted(_folded(name).split("-")))
+    return exact_accelerator(names.pop()) if len(names) == 1 else None
 
 
 def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
@@ -229,8 +287,7 @@ def product_peak_flop_per_second(device: Accelerator, product_format: ProductFor
 
 
 def _has_peak(name: str, dtype: str) -> bool:
-    text = (ACCELERATORS / f"{name.replace('-', '_')}.toml").read_text(encoding="utf-8")
-    return dtype in tomllib.loads(text).get("peak_flop_per_second", {})
+    return dtype in tomllib.loads(_path(name).read_text(encoding="utf-8")).get("peak_flop_per_second", {})
 
 
 def load(path: Path) -> Accelerator:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator import accelerator, accelerator_names, name_words
+from reference_runs.accelerator import (
+    accelerator,
+    accelerator_names,
+    exact_accelerator,
+    near_accelerator,
+    worded_accelerator,
+)
+from reference_runs.accelerator_words import name_words
 from reference_runs.catalog import reference_run
-from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, RecomputedModule, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import Cells, UnusableError
 from reference_runs.published_tables import TableFacts, load_tables
-from reference_runs.published_words import DTYPES, dtype_named, near_gpu, worded_gpu, worded_rate
+from reference_runs.published_words import DTYPES, dtype_named, worded_rate
 from reference_runs.run import PRECISION_NAMES, Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import Modules, ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
@@ -51,31 +56,16 @@ def device_of(cells: Cells) -> str:
     Raises:
         UnusableError: the catalog has none of that name.
     """
-    text, tables = cells.text("gpu"), load_tables()
-    words = name_words(text)
-    assumed = {name_words(entry.text): entry.accelerator for entry in tables.open_accelerators}
-    if device := assumed.get(words):
-        cells.assumed.append(f"gpu {text} = {device}")
-        return device
-    names = {name_words(name): device for name, device in tables.accelerators.items()}
-    device = names.get(words) or _accelerator_name(text)
-    if device is None and (device := worded_gpu(text)):
-        cells.assumed.append(f"gpu {text} = {device}")
-    if device is None:
-        near = near_gpu(text)
+    text = cells.text("gpu")
+    found = None if text.endswith(".toml") else exact_accelerator(text) or worded_accelerator(text)
+    if found is None:
+        near = near_accelerator(text)
         meant = f"did you mean {near}? " if near else ""
         raise UnusableError(f"gpu: {text!r} is not known; {meant}allowed: {', '.join(accelerator_names())}")
-    return device
-
-
-@cache
-def _accelerator_name(text: str) -> str | None:
-    if text.endswith(".toml"):
-        return None
-    try:
-        return accelerator(text).name
-    except InputError:
-        return None
+    open_texts = {name_words(entry.text) for entry in load_tables().open_accelerators}
+    if name_words(text) in open_texts or exact_accelerator(text) is None:
+        cells.assumed.append(f"gpu {text} = {found.name}")
+    return found.name
 
 
 def base_of(run: str | None, rest_as: str) -> tuple[Architecture, Recipe, Layout | None]:

@@ -138,7 +138,6 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rest_as: str
     ran: tuple[str, ...]
     later_models: tuple[str, ...]
-    accelerators: dict[str, str]
     open_accelerators: tuple[OpenAccelerator, ...] = msgspec.field(name="open_accelerator")
     assumed: tuple[Assumption, ...]
     tables: tuple[TableFacts, ...] = msgspec.field(name="table")

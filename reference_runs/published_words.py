@@ -1,4 +1,4 @@
-"""Words for accelerators, dtypes and networks in tables of measurements; published/words.toml has them all."""
+"""Words for models, dtypes and networks in tables of measurements; published/words.toml has them all."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator import accelerator, accelerator_names
-from reference_runs.errors import nearest
-from reference_runs.published_tables import PUBLISHED, load_tables
+from reference_runs.published_tables import PUBLISHED
 from reference_runs.recorded_file import record_of
-from reference_runs.this_cpu import THIS_CPU
 
 Synonyms = dict[str, tuple[str, ...]]  # by meaning, the words for it
 
 DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
 _PAIRS = {("mx", "fp8"): "mxfp8", ("nv", "fp4"): "nvfp4"}
-
-LEAST_SHARE = 0.9  # of a recorded memory: drivers say less than is on the board
-_COUNT = re.compile(r"(?<![a-z0-9])(?:\d+\s*[x\u00d7*]\s*(?=[a-z])|[x\u00d7*]\s*\d+(?![a-z0-9]))")
-_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)[\s_-]*gi?b(?![a-z0-9])")
-_OF_A_SERIES = re.compile(r"[a-z]{1,3}\d{2,3}[a-z]?")
 
 _RATE = re.compile(
     r"(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([gt])(?:(bytes?/s|bits?/s|b(?:/s|ps|e)?)(?![a-z])|(?![a-z]))", re.IGNORECASE
@@ -42,13 +34,6 @@ _LANES = re.compile(r"\b(?:4X|12X) ?(?=[EFHNX]DR)")  # of one port of InfiniBand
 _NAMED_PORT = re.compile(
     r"(?:(\d+) ?[x\u00d7*] ?)?(?<![a-z])([ehnx]dr)(\d{3})?(?![a-z])(?:.*?[x\u00d7*] ?(\d+)\b)?", re.IGNORECASE
 )
-
-
-class GpuVocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Words that stand around the name of a GPU, and those for its board."""
-
-    around: frozenset[str]
-    boards: frozenset[str]
 
 
 class DtypeVocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +57,6 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     units: dict[str, str]
     cells: dict[str, Synonyms]
     claims: Synonyms
-    gpu: GpuVocabulary
     dtype: DtypeVocabulary
     gbits_of_a_port: dict[str, int]
 
@@ -133,79 +117,6 @@ def not_modelled(text: str) -> str | None:
     """Name of another training than that of all weights that `text` says: "training adapters alone"; None: none."""
     of_word = meanings(words().not_modelled)
     return next((of_word[word] for word in re.findall(r"[a-z]+", text.casefold()) if word in of_word), None)
-
-
-class GpuWords(NamedTuple):
-    """The words of a GPU's name apart: "NVIDIA A100-SXM4-80GB" is the model {a100}, the board {sxm}, 80 GB."""
-
-    model: frozenset[str]
-    boards: frozenset[str]
-    sizes: frozenset[float]
-
-
-class _GpuBoard(NamedTuple):
-    name: str
-    models: frozenset[frozenset[str]]
-    board: str
-    gib: tuple[float, ...]
-
-
-def gpu_words(text: str) -> GpuWords:
-    """The words of `text` without vendor, count, kind of machine and kind of memory."""
-    bare = _COUNT.sub(" ", text.casefold())
-    sizes = frozenset(map(float, _SIZE.findall(bare)))
-    said = re.split(r"[\s_\-()\[\],/]+", _SIZE.sub(" ", bare))
-    said = [re.sub(r"^sxm\d$", "sxm", word) for word in said if word and not re.fullmatch(r"hbm\d?e?", word)]
-    if not {"gb200", "gb300"}.isdisjoint(said):
-        said = [word for word in said if word != "nvl72"]
-    boards = words().gpu.boards.intersection(said)
-    return GpuWords(frozenset(said) - boards - words().gpu.around, boards, sizes)
-
-
-def worded_gpu(text: str) -> str | None:
-    """The catalog's name of the GPU that these words mean; None: of none, or of several of which none is assumed.
-
-    Without a board, that of the usual training machine is meant.
-    """
-    said = gpu_words(text)
-    if len(said.boards) > 1 or len(said.sizes) > 1:
-        return None
-    boards = said.boards or ("", "sxm")
-    of_model = [each for each in _recorded_boards() if said.model in each.models]
-    if printed := [each for each in of_model if said.sizes and said.sizes <= set(each.gib)]:
-        of_model = printed  # 94 GB are an H100 NVL's, and not what a driver shows of 96
-    meant = [
-        each.name
-        for each in of_model
-        if each.board in boards
-        and all(any(LEAST_SHARE * gib <= size <= gib for gib in each.gib) for size in said.sizes)
-    ]
-    if len(meant) > 1:
-        assumed = {entry.accelerator for entry in load_tables().open_accelerators}
-        meant = [name for name in meant if name in assumed]
-    return meant[0] if len(meant) == 1 else None
-
-
-@cache
-def _recorded_boards() -> tuple[_GpuBoard, ...]:
-    found = []
-    for name in accelerator_names():
-        if name == THIS_CPU:
-            continue
-        device = accelerator(name)
-        models = frozenset(gpu_words(each).model for each in (name, *device.aliases)) - {frozenset()}
-        board = next(iter(gpu_words(name).boards), "")
-        others = [float(str(each.value)) for each in device.facts["board.memory_bytes"].readings]
-        found.append(_GpuBoard(name, models, board, (device.board.memory_bytes / 2**30, *others)))
-    return tuple(found)
-
-
-def near_gpu(text: str) -> str | None:
-    """The name that `text` perhaps misspells: none of another model than the one that it names, B200 for a B300."""
-    known = [*accelerator_names(), *load_tables().accelerators]
-    near = nearest(re.sub(r"[\s_-]+", "-", text.casefold()), [name.casefold() for name in known])
-    models = {word for word in gpu_words(text).model if _OF_A_SERIES.fullmatch(word)}
-    return near if near and models <= gpu_words(near).model else None
 
 
 class WordedRate(NamedTuple):

@@ -125,7 +125,15 @@ ALSO = {
             "tests/reference_runs/test_recorded_file_of_broken_files.py",
             "tests/reference_runs/test_published_words.py",
         )
-        for name in ("accelerator", "catalog", "machine_model", "named_runs", "recorded_file", "stack")
+        for name in (
+            "accelerator",
+            "accelerator_words",
+            "catalog",
+            "machine_model",
+            "named_runs",
+            "recorded_file",
+            "stack",
+        )
     },
 }
 

@@ -16,9 +16,11 @@ from reference_runs.accelerator import (
     accelerator_names,
     dense_peak_flop_per_second,
     known_gpu,
-    name_words,
+    near_accelerator,
     product_peak_flop_per_second,
+    worded_accelerator,
 )
+from reference_runs.accelerator_words import gpu_words, name_words
 from reference_runs.errors import InputError
 from reference_runs.floors import FloorKind
 from reference_runs.run import ProductFormat
@@ -277,10 +279,42 @@ def test_no_two_accelerators_share_a_name_an_alias_or_the_words_of_one() -> None
     assert [these for these in named.values() if len(these) > 1] == []
 
 
-@pytest.mark.parametrize("text", ["NVIDIA A100", "NVIDIA H100", "H100 94GB 80GB", "A100 SXM 80GB PCIe", "SXM", "80GB"])
+@pytest.mark.parametrize("text", ["H100 94GB 80GB", "A100 SXM 80GB PCIe", "SXM", "80GB", "H20 141GB", "GB200 NVL36"])
 def test_words_that_name_no_board_or_several_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="unknown accelerator"):
         accelerator(text)
+
+
+def worded(text: str) -> str | None:
+    found = worded_accelerator(text)
+    return found and found.name
+
+
+@given(
+    st.sampled_from(RECORDED), st.sampled_from(["", "8x ", "DGX "]), st.sampled_from(["", " GPU", " HBM3e", " (x8)"])
+)
+def test_names_of_every_accelerator_are_found_within_words(name: str, before: str, after: str) -> None:
+    size = accelerator(name).board.memory_bytes // 2**30
+    assert worded(f"{before}{name}{after}") == name
+    if f"{size}gb" not in name:
+        assert worded(f"{before}{name}{after} {size} GB") == name
+    assert worded(f"{name} {size * 1.2:g}GB") is None
+    assert worded(f"{name} {size * 0.8:g}GB") is None
+
+
+def test_words_of_several_boards_or_sizes_are_of_no_gpu() -> None:
+    """Two are enough: 79 and 80 GB are both an H100's, an A100 on SXM and PCIe would be the usual one."""
+    assert (gpu_words("A100 SXM PCIe").boards, gpu_words("H100 79 GB 80GB").sizes) == ({"sxm", "pcie"}, {79, 80})
+    assert worded("A100 SXM PCIe 80 GB") is None
+    assert worded("H100 79 GB 80GB") is None  # each alone is an H100's
+    assert worded("H100 79 GB") == worded("H100 80GB") == "h100-sxm"
+    assert near_accelerator("DGX B400") is near_accelerator("GB400") is None
+
+
+def test_people_name_an_accelerator_with_vendor_and_machine_and_drivers_its_board() -> None:
+    """The usual board is meant by whoever asks, and none by a driver that does not say it."""
+    assert (accelerator("NVIDIA A100").name, accelerator("DGX H100").name) == ("a100-sxm-80gb", "h100-sxm")
+    assert known_gpu("NVIDIA A100") is known_gpu("DGX H100") is None
 
 
 @pytest.mark.parametrize("name", ["h101", "", "a100-sxm-8", "../runs/bloom_176b"])

@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.accelerator import accelerator, accelerator_names
+from reference_runs.accelerator import accelerator, worded_accelerator
 from reference_runs.errors import InputError
 from reference_runs.published import load_table
 from reference_runs.published_as_written import read_table_file
 from reference_runs.published_cells import MEMORY, NEEDED, OPTIONAL, STEP, UnusableError
 from reference_runs.published_readings import absent, named_columns, read_cells
 from reference_runs.published_shape import named_run, tabled_shape
-from reference_runs.published_words import dtype_named, gpu_words, near_gpu, worded_gpu, worded_rate
+from reference_runs.published_words import dtype_named, worded_rate
 from reference_runs.stack import stack_of
 
 TOKENS, TOKENS_OF_ONE = "measured_tokens_per_s", "measured_tokens_per_s_per_gpu"
-DEVICES = [name for name in accelerator_names() if name != "this-cpu"]
 WORDS = tomllib.loads(Path(__file__).with_name("odd_words.toml").read_text(encoding="utf-8"))
 
 
@@ -36,7 +35,7 @@ READERS: dict[str, Callable[[str], str | None]] = {
     "models": named_run,
     "frameworks": lambda text: stack_of(text).name,
     "accelerators": lambda text: accelerator(text).name,
-    "gpus": worded_gpu,
+    "gpus": lambda text: (found := worded_accelerator(text)) and found.name,
     "dtypes": dtype_named,
     "networks": gigabytes_per_second,
 }
@@ -157,25 +156,6 @@ def test_words_for_nothing_are_blank_in_any_column_and_not_noted() -> None:
         assert notes == []
         assert {text for column, text in read.items() if column not in choices} == {""}
         assert [read[column] for column in choices] == [blank if blank == "None" else ""] * 2
-
-
-@given(st.sampled_from(DEVICES), st.sampled_from(["", "8x ", "DGX "]), st.sampled_from(["", " GPU", " HBM3e", " (x8)"]))
-def test_names_of_every_accelerator_are_found_within_words(name: str, before: str, after: str) -> None:
-    size = accelerator(name).board.memory_bytes // 2**30
-    assert worded_gpu(f"{before}{name}{after}") == name
-    if f"{size}gb" not in name:
-        assert worded_gpu(f"{before}{name}{after} {size} GB") == name
-    assert worded_gpu(f"{name} {size * 1.2:g}GB") is None
-    assert worded_gpu(f"{name} {size * 0.8:g}GB") is None
-
-
-def test_words_of_several_boards_or_sizes_are_of_no_gpu() -> None:
-    """Two are enough: 79 and 80 GB are both an H100's, an A100 on SXM and PCIe would be the usual one."""
-    assert (gpu_words("A100 SXM PCIe").boards, gpu_words("H100 79 GB 80GB").sizes) == ({"sxm", "pcie"}, {79, 80})
-    assert worded_gpu("A100 SXM PCIe 80 GB") is None
-    assert worded_gpu("H100 79 GB 80GB") is None  # each alone is an H100's
-    assert worded_gpu("H100 79 GB") == worded_gpu("H100 80GB") == "h100-sxm"
-    assert near_gpu("DGX B400") is near_gpu("GB400") is None
 
 
 def test_only_the_accelerators_of_one_host_of_several_become_all() -> None:
