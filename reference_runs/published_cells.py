@@ -81,10 +81,14 @@ class Cells:
             return value
         for assumption in self.assumptions.get(column, ()):
             if (value := self._value(assumption)) is not None:
-                self.assumed.append(f"{column} = {value}")
-                self.known[column] = value
+                self.assume(column, value)
                 return value
         raise UnusableError(f"{column} is blank")
+
+    def assume(self, column: str, value: str) -> None:
+        """Fill a blank column, and note it."""
+        self.assumed.append(f"{column} = {value}")
+        self.known[column] = value
 
     def _value(self, assumption: Assumption) -> str | None:
         for column, patterns in assumption.where.items():

@@ -257,7 +257,7 @@ class Network(NamedTuple):
 
 
 def network_of(cells: Cells, device: str) -> Network:
-    """The rate as a number, else as the words of `inter_link`, else as assumed.
+    """The rate as a number, else as the words of `inter_link`, else as assumed: of the accelerator's usual node.
 
     Where the link of a board joins several hosts, all that it joins are a node here. A rate is of one host if the row
     counts the accelerators of a host, or says nothing of a node, or if its words have an interface for each of a
@@ -266,7 +266,10 @@ def network_of(cells: Cells, device: str) -> Network:
     Raises:
         UnusableError: the run has more accelerators than one node, and no rate is known.
     """
-    counted, board = cells.count("gpus_per_node"), accelerator(device).board
+    board = accelerator(device).board
+    if not cells.said("gpus_per_node"):
+        cells.assume("gpus_per_node", str(board.accelerators_per_node))
+    counted = cells.count("gpus_per_node")
     joined = board.joined(counted)
     if joined != counted:
         cells.assumed.append(f"gpus_per_node {counted} = {joined}")
@@ -282,6 +285,9 @@ def network_of(cells: Cells, device: str) -> Network:
         cells.assumed.append(f"inter_link {text} = no rate")
     if cells.count("gpus") <= joined and not cells.stated.get("network_bytes_per_second"):
         return Network(joined, None)
+    usual = board.usual_network_bytes_per_second(counted)
+    if not cells.said("network_bytes_per_second") and usual is not None:
+        cells.assume("network_bytes_per_second", f"{usual:g}")
     if not cells.said("network_bytes_per_second"):
         what = "inter_link and network_bytes_per_second are blank, or name no rate"
         raise UnusableError(f"{what}, for more than one node")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reference_runs.accelerator import accelerator
+from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
@@ -135,7 +135,7 @@ def test_a_row_says_what_its_line_of_the_file_says() -> None:
     assert wrong == []
 
 
-def test_whatever_fills_a_blank_column_is_an_assumption_of_the_file() -> None:
+def test_whatever_fills_a_blank_column_is_an_assumption_of_the_file_or_of_the_accelerators() -> None:
     columns = {"vocab", "vpp", "cp", "sp", "zero_stage", "recompute", "micro_batch", "dtype", "kv_heads", "ffn_hidden"}
     open_texts = {f"gpu {each.text}" for each in load_tables().open_accelerators} | {"dtype FP8", "dtype amp_fp8"}
     unknown, unfilled = [], []
@@ -147,7 +147,8 @@ def test_whatever_fills_a_blank_column_is_an_assumption_of_the_file() -> None:
         for row in table.rows:
             said = lines[row.line]
             filled = {words.partition(" = ")[0] for words in row.assumed}
-            allowed = every | open_texts | {f"inter_link {said.get('inter_link')}"}
+            of_accelerator = {"gpus_per_node", "network_bytes_per_second"}
+            allowed = every | open_texts | of_accelerator | {f"inter_link {said.get('inter_link')}"}
             allowed |= {f"accumulation {said.get('grad_accum')}"}  # which the table's conventions call wrong
             unknown += [(name, row.line, filled - allowed)] if filled - allowed else []
             blank = {column for column in columns if not said.get(column)}
@@ -155,6 +156,20 @@ def test_whatever_fills_a_blank_column_is_an_assumption_of_the_file() -> None:
             if row.model not in table.facts.catalog and not blank <= filled:
                 unfilled.append((name, row.line, blank - filled))
     assert (unknown, unfilled) == ([], [])
+
+
+def test_a_row_that_says_nothing_of_nodes_has_those_of_its_accelerator(tmp_path: Path) -> None:
+    """A file has 8 accelerators of each: as many nodes as theirs need, with their network, or one node and no rate."""
+    names = [name for name in accelerator_names() if name != "this-cpu"]
+    head = f"model,gpu,gpus,dp,tp,pp,global_batch,micro_batch,seq_len,{STEP}\n"
+    path = tmp_path / "own.csv"
+    path.write_text(head + "".join(f"llama2-7b,{name},8,8,1,1,8,1,512,1\n" for name in names), encoding="utf-8")
+    table = load_table(path)
+    assert table.skipped == ()
+    for name, row in zip(names, table.rows, strict=True):
+        board = accelerator(name).board
+        expected = board.usual_network_bytes_per_second(of_node := board.accelerators_per_node)
+        assert (row.accelerators_per_node, row.network_bytes_per_second) == (of_node, expected if of_node < 8 else None)
 
 
 def test_every_assumption_of_a_table_is_used_by_one_of_its_rows() -> None:
