@@ -45,7 +45,7 @@ from reference_runs.published_shape import (
     is_like_models_of,
     is_plain,
     named_run,
-    refuse_mixture_without_experts,
+    refuse_other_model,
     refuse_other_training,
     stated_shape,
     tabled_shape,
@@ -296,10 +296,10 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
     shape = described.architecture if described else architecture
     architecture = architecture_of(cells, shape, recorded=run_name is not None)
     if not table.shipped:
-        refuse_mixture_without_experts(architecture, stated)
+        refuse_other_model(architecture, stated)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     _check_computable(cells, architecture, recipe)
-    layout = _layout(cells, recorded_layout)
+    layout = _layout(cells, recorded_layout, mixture=architecture.experts is not None)
     architecture.check(f"line {line}")
     check_layout(Workload(architecture, recipe, layout), f"line {line}")
     layout = executed_layout(architecture, layout, stack, run_name if recorded_layout else None)
@@ -328,8 +328,8 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
     )
 
 
-def _layout(cells: Cells, recorded: Layout | None) -> Layout:
-    layout = layout_of(cells, recorded or Layout(), recorded=recorded is not None)
+def _layout(cells: Cells, recorded: Layout | None, *, mixture: bool) -> Layout:
+    layout = layout_of(cells, recorded or Layout(), recorded=recorded is not None, mixture=mixture)
     if layout.ranks != (accelerators := cells.count("gpus")):
         raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
     return layout

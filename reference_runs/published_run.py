@@ -149,7 +149,7 @@ def _products_of(cells: Cells) -> ProductFormat:
     return cells.choice("product_format", ProductFormat) if cells.said("product_format") else ProductFormat.NONE
 
 
-def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
+def layout_of(cells: Cells, base: Layout, *, recorded: bool, mixture: bool = False) -> Layout:
     """The row's layout; what it leaves open is the recorded run's, or assumed.
 
     Expert parallelism lies within the row's dp, as Megatron-Core counts: each of `ep` groups of experts has dp / ep
@@ -168,6 +168,8 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
             layout[key] = read(column)
     layout |= _recomputed_modules(cells)
     experts, whole = _expert_groups(cells)
+    if mixture and not cells.stated.get("ep"):
+        cells.assume("ep", "1")
     layout |= {"data_parallel": cells.count("dp") // experts, "expert_parallel": experts, "whole_experts": whole}
     if recorded:
         if layout["pipeline_stages"] == 1:
@@ -183,8 +185,13 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
 
 
 def _recomputed_modules(cells: Cells) -> dict[str, object]:
-    """Fields of a row in a table that names modules, as --recompute-modules does: where it names none, none is."""
-    if "recompute_modules" not in cells.stated or cells.stated.get("recompute"):
+    """Fields of a row in a table that names modules, as --recompute-modules does: where it names none, none is.
+
+    A row that says how much is recomputed has no modules of the recorded run's.
+    """
+    if cells.stated.get("recompute"):
+        return {"recomputed_modules": ()}
+    if "recompute_modules" not in cells.stated:
         return {}
     words = cells.stated["recompute_modules"].split()
     if unknown := [word for word in words if word not in {*RecomputedModule}]:

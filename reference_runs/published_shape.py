@@ -14,7 +14,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.named_runs import folded_name, named_runs, says_size
 from reference_runs.published_cells import EXPERTS, Cells, UnusableError
 from reference_runs.published_tables import PUBLISHED, shipped_tables
-from reference_runs.published_words import names_mixture, not_modelled
+from reference_runs.published_words import names_mixture, not_modelled, other_model
 from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, ReferenceRun, Residual
 
 MOST_LAYERS = 10_000
@@ -82,13 +82,15 @@ def _sizes(cells: Cells, base: Architecture) -> dict[str, object]:
     return shape | {"head_dim": head_dim}
 
 
-def refuse_mixture_without_experts(architecture: Architecture, cells: Mapping[str, str]) -> None:
-    """Refuse a row without experts whose model is called as a mixture of experts is.
+def refuse_other_model(architecture: Architecture, cells: Mapping[str, str]) -> None:
+    """Refuse a row without experts whose model is called as a mixture of experts is, and one of no decoder of text.
 
     Raises:
-        UnusableError: it is, and its column `experts` is blank or absent.
+        UnusableError: it is the first, and its column `experts` is blank or absent, or the second.
     """
     model = cells.get("model", "")
+    if architecture.linear_heads is None and (what := other_model(folded_name(model))):
+        raise UnusableError(f"model: {model!r} is the name of a model with {what}, which no row is predicted as")
     if architecture.experts is None and not cells.get("experts") and names_mixture(folded_name(model)):
         raise UnusableError(f"experts is blank, but {model!r} is the name of a mixture of experts")
 

@@ -50,6 +50,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     blank: frozenset[str]
     mixtures: tuple[str, ...]
+    other_models: Synonyms
     not_modelled: Synonyms
     columns: Synonyms
     loose_columns: Synonyms
@@ -110,6 +111,15 @@ def dtype_named(text: str) -> str | None:
 def names_mixture(folded: str) -> bool:
     """Whether a model's name, without blanks and marks but points, is one of a mixture of experts."""
     return "distill" not in folded and any(re.search(pattern, folded) for pattern in words().mixtures)
+
+
+def other_model(folded: str) -> str | None:
+    """What the model of this name, without blanks and marks but points, has that no decoder of text has; None: nothing.
+
+    A name that begins with a decoder's is one, as Llama-3.1-Nemotron-Nano.
+    """
+    of_pattern = meanings(words().other_models)
+    return next((what for pattern, what in of_pattern.items() if re.search(pattern, folded)), None)
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reference_runs.published import PublishedTable, load_table
-from reference_runs.published_words import names_mixture, not_modelled
+from reference_runs.published_words import names_mixture, not_modelled, other_model
 from reference_runs.run import Precision
 
 NVIDIA = "Model,#-GPUs,System,Precision,GBS,MBS,Sequence Length,FSDP,TP,PP,CP,VP,EP,GA,Tokens / sec / GPU,framework"
@@ -92,9 +92,44 @@ def test_a_mixture_of_the_catalog_has_its_experts_by_its_name_alone(tmp_path: Pa
     assert row.architecture.experts == 8
 
 
-def test_names_of_dense_models_are_of_no_mixture() -> None:
+def test_names_of_dense_models_are_of_no_mixture_and_have_nothing_that_a_decoder_lacks() -> None:
     dense = ("llama3.18b", "gpt3175b", "gemma227b", "deepseekr1distillllama8b", "phi4", "qwen332b", "nemotron4340b")
-    assert [name for name in dense if names_mixture(name)] == []
+    dense += (
+        "llama3.1nemotronnano8b",
+        "deepseekllm67b",
+        "deepseekcoder33b",
+        "mistrallarge2",
+        "stringllm",
+        "granite3.38b",
+    )
+    assert [name for name in dense if names_mixture(name) or other_model(name)] == []
+
+
+@pytest.mark.parametrize("model", ["Hunyuan-Large", "MiniMax-M2", "DeepSeek-Coder-V2", "granite-3.0-3b-a800m", "GLM-5"])
+def test_later_mixtures_are_known_by_their_names(model: str, tmp_path: Path) -> None:
+    assert "is the name of a mixture of experts" in reason(tmp_path, SHAPED, shaped(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ("Nemotron-H 47B", "layers without attention"),
+        ("Mamba-2 2.7B", "layers without attention"),
+        ("flan-t5-xxl", "an encoder"),
+        ("Llama 3.2 11B Vision", "images"),
+    ],
+)
+def test_a_model_that_is_no_decoder_of_text_is_not_predicted_by_its_sizes(
+    model: str, what: str, tmp_path: Path
+) -> None:
+    assert f"the name of a model with {what}" in reason(tmp_path, SHAPED, shaped(model))
+
+
+def test_an_unsaid_expert_parallelism_is_noted_and_unsaid_modules_are_not_recomputed(tmp_path: Path) -> None:
+    header = "model,gpu,gpus,dtype,global_batch,micro_batch,seq_len,tp,pp,recompute,framework,measured_step_time_s"
+    (row,) = read(tmp_path, header, "DeepSeek-V3,H100,64,bf16,256,1,4096,8,1,none,Megatron-Core,9").rows
+    assert "ep = 1" in row.assumed
+    assert row.layout.recomputed_modules == ()
 
 
 @pytest.mark.parametrize(
