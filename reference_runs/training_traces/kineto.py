@@ -16,6 +16,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.recorded_file import shown_path
 from reference_runs.regular_file import regular_file
+from reference_runs.training_traces.products import ProductTimes, product_of
 from reference_runs.training_traces.trace import DeviceTrace, Label, Labels, Spans, rank_of_name
 
 _CHUNK_BYTES = 1 << 22
@@ -45,6 +46,9 @@ class _EventArguments(msgspec.Struct):
     group: Any = msgspec.field(name="Process Group Name", default="")
     described: Any = msgspec.field(name="Process Group Description", default="")
     ranks: Any = msgspec.field(name="Process Group Ranks", default="")
+    operator: Any = msgspec.field(name="External id", default=None)  # of an operator, and of all that it launches
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
 
 
 _NOTHING = _EventArguments()
@@ -93,6 +97,7 @@ class _KinetoReader:
         self.labels = Labels()
         self.host = Spans()
         self.kernels: dict[int, Spans] = defaultdict(Spans)
+        self.products = ProductTimes()
         self._launched: dict[int, int] = {}
 
     def take(self, event: _TraceEvent) -> None:
@@ -115,11 +120,16 @@ class _KinetoReader:
             records = said.sequence is not None and said.forward_thread is not None and int(said.forward_thread) == 0
             label = Label(name, category, records_graph=records)
             self.host.add(self.labels.number(label), start, end, hash(event.tid))
+            if said.operator is not None and (product := product_of(name, said.dims, said.types)):
+                self.products.take_operator(int(said.operator), product)
         else:
             group = str(said.described or said.group)
             label = Label(name, category, str(said.collective), group, str(said.ranks or said.group))
             link = -1 if said.correlation is None else int(said.correlation)
-            self.kernels[int(said.device or 0)].add(self.labels.number(label), start, end, link)
+            device = int(said.device or 0)
+            self.kernels[device].add(self.labels.number(label), start, end, link)
+            if said.operator is not None:
+                self.products.take_kernel(device, int(said.operator), end - start)
 
     def traces(self, where: str, rank: int | None, notes: list[str]) -> list[DeviceTrace]:
         """A trace a device; one of the host, if there is no device."""
@@ -127,10 +137,18 @@ class _KinetoReader:
             for index, correlation in enumerate(kernels.links):
                 kernels.links[index] = self._launched.get(correlation, kernels.starts[index])
         self._launched.clear()
-        devices = list(self.kernels.values()) or [Spans()]
+        devices = self.kernels or {0: Spans()}
         return [
-            DeviceTrace(where, rank if len(devices) == 1 else None, self.labels.all, kernels, self.host, notes)
-            for kernels in devices
+            DeviceTrace(
+                where,
+                rank if len(devices) == 1 else None,
+                self.labels.all,
+                kernels,
+                self.host,
+                notes,
+                list(self.products.timed(device)),
+            )
+            for device, kernels in devices.items()
         ]
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.training_traces.products import TimedProduct
+
 _RANK = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 
 
@@ -76,6 +78,7 @@ class DeviceTrace(msgspec.Struct):
         kernels: kernels and copies of the device; none: the host computes.
         host: operators, annotations, and calls that wait for the device.
         notes: what a reader should know of how the file was read.
+        products: of the device's kernels those whose shapes the trace says.
     """
 
     where: str
@@ -84,6 +87,7 @@ class DeviceTrace(msgspec.Struct):
     kernels: Spans
     host: Spans
     notes: list[str]
+    products: list[TimedProduct] = []
 
 
 def rank_of_name(path: Path) -> int | None:

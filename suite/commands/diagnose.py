@@ -14,16 +14,26 @@ from reference_runs.run import Precision
 from reference_runs.training_logs.training_log import PrintedStep, TrainingLog, training_log
 from reference_runs.training_traces.files import TraceKind, files_of_kind, traces
 from suite.commands import exit_codes
+from suite.commands.diagnosed_page import Diagnosed, check_page, show
 from suite.commands.diagnosed_recordings import print_recordings
 from suite.commands.options import print_json
-from suite.commands.training_options import LAYOUT_PANEL, MACHINE_PANEL, Asked, JsonOutput, asks_edition, asks_training
+from suite.commands.training_options import (
+    LAYOUT_PANEL,
+    MACHINE_PANEL,
+    OUTPUT_PANEL,
+    Asked,
+    JsonOutput,
+    asks_edition,
+    asks_training,
+)
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.diagnosis.compared import ComparedRun, ComparedRuns, compared
 from suite.predict.diagnosis.counting import Printed, dense_share
-from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, diagnosis, printed_rates
-from suite.predict.diagnosis.pace import Pace, pace, step_seconds
+from suite.predict.diagnosis.diagnosis import diagnosis, printed_rates
+from suite.predict.diagnosis.evidence import DiagnosisEvidence
+from suite.predict.diagnosis.pace import pace, step_seconds
 from suite.predict.diagnosis.said import Said, said
-from suite.predict.diagnosis.trace_causes import late_rank, traced
+from suite.predict.diagnosis.trace_causes import late_rank, predicted_terms, traced
 from suite.predict.diagnosis.trace_terms import step_terms
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
@@ -31,9 +41,9 @@ from suite.predict.recorded_run.figures import Prices
 from suite.records.query import record_path
 from suite.records.record import BEGIN, END
 from suite.records.store import read as read_record
-from suite.report.terminal.diagnosis import print_comparison, print_diagnosis, print_printed_mfu
+from suite.report.terminal.diagnosis import print_comparison, print_printed_mfu
 from suite.report.terminal.tables import console
-from suite.reproduce.diagnosed_launch import diagnosed_launch
+from suite.reproduce.diagnosed_launch import diagnosed_launch, timed_steps
 
 _NUMBERS = "Numbers in place of a log, or beside it"
 
@@ -93,6 +103,14 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         float | None,
         typer.Option(help="Tokens per second of an accelerator.", show_default=False, rich_help_panel=_NUMBERS),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page with pictures into this file: terms, steps, a trace's timeline and roofline.",
+            show_default=False,
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
     json: JsonOutput = False,
 ) -> None:
     """Say whether a run is as fast as expected, whether its rates are counted rightly, and what makes it slow.
@@ -111,6 +129,7 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     """
     given = {"--step-time": step_time, "--mfu": mfu, "--tflops": tflops, "--tokens-per-second": tokens_per_second}
     check_positive(given | {"--against-gpus": against_gpus})
+    check_page(html)
     if against_gpus is not None and against is None:
         raise InputError("is of the other run", got=str(against_gpus), allowed="--against LOG", where="--against-gpus")
     if not logs and step_time is None and tokens_per_second is None:
@@ -119,7 +138,7 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         _print_mfu(mfu / 100, asked.on, as_json=json)
         return
     if logs and logs[0].name.endswith((BEGIN, END)):
-        _print_record(logs[0], as_json=json)
+        show(_of_record(logs[0]), html=html, as_json=json)
         return
     kind, files = files_of_kind(logs or [])
     if kind is TraceKind.RECORDING:
@@ -132,14 +151,16 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     predicted = _predicted(run, _completed(asked, known), layout, read, machine)
     tokens, gpus, micro_batches = _work(predicted, _completed(asked, known))
     slow = late_rank(steps) if steps else None
-    if steps and step_time is None:
-        shown = steps[slow.place if slow else 0].steps
-        measured = pace([PrintedStep(seconds=seconds) for seconds in shown], warm_up=0)
+    shown = steps[slow.place if slow else 0] if steps else None
+    if shown and step_time is None:
+        timed = [PrintedStep(seconds=seconds) for seconds in shown.steps]
+        measured = pace(timed, warm_up=0)
     elif step_time is not None or read is None:
-        seconds = _stated_seconds(step_time, tokens_per_second, tokens, gpus)
-        measured = Pace(seconds, seconds, seconds, 1)
+        timed = [PrintedStep(seconds=_stated_seconds(step_time, tokens_per_second, tokens, gpus))]
+        measured = pace(timed)
     else:
-        measured = pace(step_seconds(read, tokens=tokens, gpus=gpus, micro_batches=micro_batches))
+        timed = step_seconds(read, tokens=tokens, gpus=gpus, micro_batches=micro_batches)
+        measured = pace(timed)
     if against is not None:
         if read is None:
             raise InputError("missing argument 'log'", allowed="a log to compare with that of --against")
@@ -154,16 +175,29 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         logged.tokens_per_second,
     )
     answer = diagnosis(read, measured, printed, predicted, states_layout=layout is not None)
+    step = predicted.prediction.step if predicted and predicted.prediction else None
     if steps:
-        step = predicted.prediction.step if predicted and predicted.prediction else None
-        answer = traced(answer, steps, slow, step)
+        answer = traced(answer, steps, slow, step, predicted.layout if predicted else None)
     answer.notes.extend(f"assumed: {each}" for each in known.assumed)
-    _print(", ".join(map(str, logs or [])), run, answer, predicted, as_json=json)
+    evidence = DiagnosisEvidence(
+        timed,
+        predicted_terms(step) if step else {},
+        shown.lanes if shown else (),
+        shown.products if shown else (),
+        predicted.machine.accelerator
+        if predicted and predicted.machine
+        else accelerator(asked.on)
+        if asked.on
+        else None,
+    )
+    show(Diagnosed(", ".join(map(str, logs or [])), run, answer, predicted, evidence), html=html, as_json=json)
 
 
-def _print_record(path: Path, *, as_json: bool) -> None:
+def _of_record(path: Path) -> Diagnosed:
     record = read_record(record_path(path.parent, str(path)))
-    _print(str(path), record.begin.run, diagnosed_launch(record), None, as_json=as_json)
+    return Diagnosed(
+        str(path), record.begin.run, diagnosed_launch(record), None, DiagnosisEvidence(timed_steps(record))
+    )
 
 
 def _print_mfu(mfu: float, on: str, *, as_json: bool) -> None:
@@ -233,17 +267,6 @@ def _other(path: Path, gpus: int | None) -> ComparedRun:
     tokens = known.batch * known.sequence if known.batch and known.sequence else None
     timed = step_seconds(log, tokens=tokens, gpus=gpus or known.gpus, micro_batches=None)
     return ComparedRun(log, pace(timed), gpus or known.gpus, known.batch)
-
-
-def _print(log: str, run: str | None, answer: RunDiagnosis, predicted: Predicted | None, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"log": log or None, "run": run, "diagnosis": answer})
-    else:
-        print_diagnosis(console(), log or "the numbers given", run, answer, predicted)
-    if answer.outcome is RunOutcome.NOT_PREDICTED:
-        raise typer.Exit(exit_codes.INCONCLUSIVE)
-    if answer.outcome not in (RunOutcome.EXPECTED, RunOutcome.FAST):
-        raise typer.Exit(exit_codes.FAIL)
 
 
 def _print_comparison(found: ComparedRuns, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from reference_runs.training_logs.training_log import PrintedStep
 from suite.job.events import StepKind
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.predict.diagnosis.causes import SHARE, SlowCause
-from suite.predict.diagnosis.diagnosis import MOST_CAUSES, RunDiagnosis, RunOutcome
+from suite.predict.diagnosis.diagnosis import MOST_CAUSES, MeasuredTerm, RunDiagnosis, RunOutcome
 from suite.predict.diagnosis.pace import pace
 from suite.records.record import End, Record
 
@@ -36,7 +36,7 @@ def diagnosed_launch(record: Record) -> RunDiagnosis:
     end = record.end
     if end is None:
         raise InputError("the launch has not ended", got=record.status, where=record.path)
-    timed = _timed_steps(end)
+    timed = timed_steps(record)
     if not timed:
         raise InputError("no step was timed", got=end.message or end.status.value, where=record.path)
     measured, predicted = _terms(end.figures), _terms(end.predicted)
@@ -49,7 +49,7 @@ def diagnosed_launch(record: Record) -> RunDiagnosis:
         slow = usual.seconds > interval[1]
         outcome = RunOutcome.SLOW if slow else RunOutcome.EXPECTED
         outcome = RunOutcome.FAST if usual.seconds < interval[0] else outcome
-    longest = sorted(((seconds, term) for term, seconds in measured.items() if term), reverse=True)
+    terms = [MeasuredTerm(term, seconds, predicted.get(term)) for term, seconds in measured.items() if term and seconds]
     return RunDiagnosis(
         outcome=outcome,
         pace=usual,
@@ -58,14 +58,14 @@ def diagnosed_launch(record: Record) -> RunDiagnosis:
         notes=[],
         predicted_seconds=expected,
         interval=interval,
-        terms={term: seconds for seconds, term in longest if seconds > 0},
+        measured=sorted(terms, key=lambda term: -term.seconds),
     )
 
 
-def _timed_steps(end: End) -> list[PrintedStep]:
-    """Timed steps, each as long as its slowest rank took."""
+def timed_steps(record: Record) -> list[PrintedStep]:
+    """Timed steps of a launch, each as long as its slowest rank took."""
     slowest: dict[int, float] = {}
-    for rank in end.ranks:
+    for rank in record.end.ranks if record.end else ():
         for step in rank.steps:
             if step.kind is StepKind.TIMED:
                 slowest[step.step] = max(slowest.get(step.step, 0.0), step.seconds)

@@ -115,6 +115,8 @@ def test_a_trainers_last_rate_of_one_process_is_found(capsys: pytest.CaptureFixt
         (("/dev/zero",), "not a regular file"),
         (("none.log",), "cannot read the log: No such file"),
         (("--step-time", "1", "--against", "none.log"), "missing argument 'log'"),
+        (("none.log", "--html", "train.log"), "not a page's name"),
+        (("none.log", "--html", "/none/page.html"), "cannot write: No such file"),
     ],
 )
 def test_bad_input_is_one_line(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ GPU_CAUSES = {
     "idle after the host waited for the device, 1 x a step": {"logging": 5000.0},
     "waiting for the host, which launches 99 kernels": {"launching": 400.0},
     "recomputation": {"recomputes": True},
-    "exposed all-reduce of group mesh_dp": {"message": 24_000.0},
+    "exposed data-parallel all-reduce of group mesh_dp": {"message": 24_000.0},
     "memory-bound operators take longer": {"norm": 1200.0},
 }
 

@@ -51,7 +51,10 @@ def test_a_launch_as_long_as_predicted_has_no_cause(record: Record) -> None:
     assert (found.outcome, found.causes) == ("as expected", [])
     assert found.predicted_seconds == pytest.approx(0.3408, abs=1e-4)
     assert found.interval == pytest.approx((0.3408 * (1 - TOLERANCE), 0.3408 * (1 + TOLERANCE)), abs=1e-3)
-    assert next(iter(found.terms)) == "backward"
+    assert (found.measured[0].name, found.measured[0].predicted_seconds) == (
+        "backward",
+        pytest.approx(0.1709, abs=1e-4),
+    )
 
 
 @pytest.mark.parametrize("term", [StepTerm.DATA_LOADING, StepTerm.EXPOSED_COMMUNICATION, StepTerm.OPTIMIZER])

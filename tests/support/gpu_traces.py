@@ -58,6 +58,16 @@ class GpuTrace:
         return path
 
 
+def with_shapes(trace: GpuTrace, m: int, n: int, k: int) -> GpuTrace:
+    """The trace with an operator for each GEMM that says its shape, as `record_shapes=True` does."""
+    for kernel in [event for event in trace.events if event["name"] == GEMM]:
+        number = 10_000 + kernel["args"]["correlation"]
+        kernel["args"]["External id"] = number
+        said = {"Input Dims": [[m, k], [k, n], []], "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"]}
+        trace.span("cpu_op", "aten::mm", kernel["ts"] - 3, kernel["ts"] - 2, **{"External id": number, **said})
+    return trace
+
+
 def gpu_steps(  # each is a slow-down of its own
     rank: int = 0,
     *,

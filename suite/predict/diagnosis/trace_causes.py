@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.layout import Layout
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.diagnosis.causes import SHARE, SlowCause
 from suite.predict.diagnosis.diagnosis import MOST_CAUSES, MeasuredTerm, RunDiagnosis, RunOutcome
-from suite.predict.diagnosis.trace_terms import StepTerms, Term
+from suite.predict.diagnosis.group_axes import group_axis
+from suite.predict.diagnosis.trace_terms import Collective, StepTerms, Term
 
 _OFTEN = 0.5  # of the collectives that a slow rank is the last in
 # Least shares of a step: a step that is as it should be has less of each
@@ -31,17 +33,19 @@ _PREDICTED = {
     "recomputation": ((Term.RECOMPUTATION,), ("recomputation",)),
     "memory-bound operators": ((Term.MEMORY_BOUND,), ("operator", "accumulation", "cast")),
     "optimizer": ((Term.OPTIMIZER,), ("optimizer",)),
-    "exposed communication and bubble": (
-        (Term.COLLECTIVE,),
-        (
-            *("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", "tied_embedding"),
-            *("pipeline", "bubble"),
-        ),
-    ),
     "idle, and waiting for the host": ((Term.HOST, Term.SYNCHRONISATION), ("launch",)),
     "input, copies and what is left": ((Term.INPUT, Term.COPY), ("overhead", "layer", "embedding", "head")),
 }
 _ROWS = {term: name for name, (terms, _) in _PREDICTED.items() for term in terms}
+_AXES = {
+    "tensor": ("tensor_parallel",),
+    "context": ("context_parallel",),
+    "expert": ("expert_parallel",),
+    "data": ("data_parallel", "tied_embedding"),
+    "pipeline": ("pipeline", "bubble"),
+}
+_ALL_TRAFFIC = "exposed communication and bubble"
+_UNKNOWN_SHARE = 0.01  # of a step: if less is exposed in groups of no known axis, traffic is compared axis by axis
 
 
 class LateRank(NamedTuple):
@@ -51,21 +55,59 @@ class LateRank(NamedTuple):
     seconds: float
 
 
-def measured_terms(step: StepTerms, predicted: StepTime | None) -> list[MeasuredTerm]:
-    """Measured terms, the longest first; with a prediction those that it distinguishes."""
+def measured_terms(step: StepTerms, predicted: StepTime | None, layout: Layout | None) -> list[MeasuredTerm]:
+    """Measured terms, the longest first; with a prediction those that it distinguishes.
+
+    Args:
+        layout: of the prediction.
+    """
+    traffic = _traffic_by_axis(step, layout)
     if predicted is None:
-        found = [MeasuredTerm(term, seconds, None) for term, seconds in step.terms.items()]
+        found = [MeasuredTerm(term, seconds, None) for term, seconds in step.terms.items() if term != Term.COLLECTIVE]
+        found += [MeasuredTerm(_traffic_name(axis), seconds, None) for axis, seconds in traffic.items()]
     else:
         found = [
-            MeasuredTerm(
-                name,
-                sum(step.terms[term] for term in terms),
-                sum(getattr(predicted, f"{field}_seconds") for field in fields),
-            )
+            MeasuredTerm(name, sum(step.terms[term] for term in terms), _sum_of(predicted, fields))
             for name, (terms, fields) in _PREDICTED.items()
         ]
+        if traffic.get(None, 0.0) < _UNKNOWN_SHARE * step.seconds:
+            for axis, fields in _AXES.items():
+                found.append(MeasuredTerm(_traffic_name(axis), traffic.get(axis, 0.0), _sum_of(predicted, fields)))
+        else:
+            fields = tuple(field for each in _AXES.values() for field in each)
+            found.append(MeasuredTerm(_ALL_TRAFFIC, step.terms[Term.COLLECTIVE], _sum_of(predicted, fields)))
     kept = [each for each in found if each.seconds or each.predicted_seconds]
     return sorted(kept, key=lambda each: -each.seconds)
+
+
+def predicted_terms(predicted: StepTime) -> dict[str, float]:
+    """The predicted seconds under the names of `measured_terms`, without those that are 0."""
+    rows = {name: fields for name, (_, fields) in _PREDICTED.items()}
+    rows |= {_traffic_name(axis): fields for axis, fields in _AXES.items()}
+    return {name: seconds for name, fields in rows.items() if (seconds := _sum_of(predicted, fields))}
+
+
+def _sum_of(predicted: StepTime, fields: Sequence[str]) -> float:
+    return float(sum(getattr(predicted, f"{field}_seconds") for field in fields))
+
+
+def _traffic_name(axis: str | None) -> str:
+    if axis is None:
+        return str(Term.COLLECTIVE)
+    return f"exposed {axis}-parallel communication{' and bubble' if axis == 'pipeline' else ''}"
+
+
+def _traffic_by_axis(step: StepTerms, layout: Layout | None) -> dict[str | None, float]:
+    """Exposed seconds by axis; None: of groups that no axis is known of."""
+    found: dict[str | None, float] = {}
+    for each in step.collectives:
+        axis = _axis(each, layout)
+        found[axis] = found.get(axis, 0.0) + each.exposed_seconds
+    return found
+
+
+def _axis(collective: Collective, layout: Layout | None) -> str | None:
+    return group_axis(collective.group, collective.ranks, collective.operation, layout)
 
 
 def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> LateRank | None:
@@ -99,18 +141,24 @@ def late_rank(steps: Sequence[StepTerms]) -> LateRank | None:
 
 
 def traced(
-    answer: RunDiagnosis, steps: Sequence[StepTerms], slow: LateRank | None, predicted: StepTime | None
+    answer: RunDiagnosis,
+    steps: Sequence[StepTerms],
+    slow: LateRank | None,
+    predicted: StepTime | None,
+    layout: Layout | None = None,
 ) -> RunDiagnosis:
     """A diagnosis with what traces show: the terms of a step, of the slow rank's or of the first, and their causes.
 
     Args:
         answer: of the same step, without its traces.
+        layout: of the prediction.
     """
     shown = steps[slow.place if slow else 0]
-    terms = measured_terms(shown, predicted)
-    found = list(_of_terms(shown))
+    terms = measured_terms(shown, predicted, layout)
+    found = list(_of_terms(shown, layout))
     if answer.outcome is RunOutcome.SLOW:
         rows = {row for row, _ in found}
+        rows |= {_ALL_TRAFFIC for row in rows if row.startswith("exposed")}
         found += [each for each in _exceeding(terms, shown.seconds) if each[0] not in rows]
     causes = sorted((cause for _, cause in found), key=lambda cause: -(cause.seconds or 0.0))
     if slow is not None:
@@ -144,7 +192,7 @@ def _longer_term(steps: Sequence[StepTerms], place: int) -> str:
     return f"; {longest}: {excess[longest]:.3g} s more than theirs"
 
 
-def _of_terms(step: StepTerms) -> Iterator[tuple[str, SlowCause]]:
+def _of_terms(step: StepTerms, layout: Layout | None) -> Iterator[tuple[str, SlowCause]]:
     """Causes, each with the name of its term beside the predicted one."""
     for term, (least, confirm) in _LEAST.items():
         seconds = step.terms[term]
@@ -153,9 +201,11 @@ def _of_terms(step: StepTerms) -> Iterator[tuple[str, SlowCause]]:
     for each in step.collectives:
         if each.exposed_seconds > _LEAST_EXPOSED * step.seconds:
             group = f" of group {each.group}" if each.group else ""
-            words = f"exposed {each.operation}{group}: of {each.seconds:.3g} s nothing hides this"
+            axis = _axis(each, layout)
+            parallel = f"{axis}-parallel " if axis else ""
+            words = f"exposed {parallel}{each.operation}{group}: of {each.seconds:.3g} s nothing hides this"
             confirm = "traces of the other ranks (does one come late?), overlap options, nccl-tests"
-            yield _ROWS[Term.COLLECTIVE], SlowCause(words, each.exposed_seconds, confirm, is_seen=True)
+            yield _traffic_name(axis), SlowCause(words, each.exposed_seconds, confirm, is_seen=True)
     seconds = step.terms[Term.MEMORY_BOUND]
     if seconds > max(step.terms[Term.GEMM] + step.terms[Term.ATTENTION], _LEAST_MEMORY_BOUND * step.seconds):
         words = "memory-bound operators take longer than matrix multiplications and attention"

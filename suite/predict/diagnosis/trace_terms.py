@@ -13,8 +13,10 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from reference_runs.errors import InputError
+from reference_runs.training_traces.products import TimedProduct
 from reference_runs.training_traces.trace import DeviceTrace, Label, Spans
 from suite.job.operators import OperatorKind, kind_of_name, only_dispatches
+from suite.predict.diagnosis.step_timeline import WorkLane, step_lanes
 
 
 class Term(StrEnum):
@@ -63,10 +65,12 @@ class Collective(NamedTuple):
 
     Args:
         group: description or number of its process group; empty: not known.
+        ranks: of that group.
     """
 
     operation: str
     group: str
+    ranks: str
     seconds: float
     exposed_seconds: float
 
@@ -80,6 +84,8 @@ class StepTerms(NamedTuple):
         kernels: of a step; none: the host computes.
         waits: calls of a step in which the host waits for the device.
         arrivals: seconds of each collective, by its group and ranks, in order; of a rank that is waited for the least.
+        lanes: when the step of the median time does what.
+        products: matrix multiplications whose shapes the trace says.
     """
 
     where: str
@@ -91,11 +97,16 @@ class StepTerms(NamedTuple):
     kernels: float
     waits: float
     arrivals: dict[str, list[float]]
+    lanes: list[WorkLane]
+    products: list[TimedProduct]
 
     @property
     def seconds(self) -> float:
         """The median step."""
         return statistics.median(self.steps)
+
+
+_CollectiveKey = tuple[str, str, str]  # operation, description, ranks
 
 
 class _Work(NamedTuple):
@@ -136,7 +147,7 @@ def step_terms(trace: DeviceTrace) -> StepTerms:
         InputError: nothing runs in it.
     """
     bounds, counted = _bounds(trace)
-    groups: dict[tuple[str, str], int] = {}
+    groups: dict[_CollectiveKey, int] = {}
     work = _device_work(trace, groups) if trace.kernels else _host_work(trace, groups)
     waits = sorted(
         (trace.host.starts[index], trace.host.ends[index])
@@ -157,6 +168,9 @@ def step_terms(trace: DeviceTrace) -> StepTerms:
         in_all[kind] += max(0, min(end, bounds[-1]) - max(start, bounds[0]))
     collectives = [Collective(*group, in_all[kind] / 1e9 / len(steps), seconds(kind)) for group, kind in groups.items()]
     terms[Term.COLLECTIVE] = sum(each.exposed_seconds for each in collectives)
+    usual = steps.index(min(steps, key=lambda each: abs(each - median)))
+    names = [*_TERMS, *(" ".join((operation, group)).strip() for operation, group, _ in groups)]
+    lanes = step_lanes(*work, names, (bounds[usual], bounds[usual + 1]))
     kernels = sum(bounds[0] <= start < bounds[-1] for start in trace.kernels.starts)
     waited = sum(bounds[0] <= start < bounds[-1] for start, _ in waits)
     return StepTerms(
@@ -169,6 +183,8 @@ def step_terms(trace: DeviceTrace) -> StepTerms:
         kernels / len(steps),
         waited / len(steps),
         _arrivals(trace, bounds),
+        lanes,
+        trace.products,
     )
 
 
@@ -271,7 +287,7 @@ class _DisjointSpans:
         return place >= 0 and moment < self.ends[place]
 
 
-def _device_work(trace: DeviceTrace, groups: dict[tuple[str, str], int]) -> _Work:
+def _device_work(trace: DeviceTrace, groups: dict[_CollectiveKey, int]) -> _Work:
     """Kernels and copies by their names, or by where the host launched them; and the host's waits for input."""
     found: dict[Term, list[tuple[int, int]]] = {Term.RECOMPUTATION: [], Term.OPTIMIZER: [], Term.INPUT: []}
     for start, end, term, _ in _host_segments(trace):
@@ -294,14 +310,14 @@ def _device_work(trace: DeviceTrace, groups: dict[tuple[str, str], int]) -> _Wor
     return _Work(kernels.starts + waits.starts, kernels.ends + waits.ends, kinds)
 
 
-def _kind_of_kernel(label: Label, groups: dict[tuple[str, str], int]) -> int:
+def _kind_of_kernel(label: Label, groups: dict[_CollectiveKey, int]) -> int:
     operation = operation_of(label)
     if operation is None:
         return _TERMS.index(term_of_kernel(label))
-    return groups.setdefault((operation, label.group), len(_TERMS) + len(groups))
+    return groups.setdefault((operation, label.group, label.ranks), len(_TERMS) + len(groups))
 
 
-def _host_work(trace: DeviceTrace, groups: dict[tuple[str, str], int]) -> _Work:
+def _host_work(trace: DeviceTrace, groups: dict[_CollectiveKey, int]) -> _Work:
     """Operators of the thread that does most, each in its own time; collectives of all threads."""
     host, seconds, computed = trace.host, Counter[int](), dict[int, Spans]()
     for start, end, term, thread in _host_segments(trace):

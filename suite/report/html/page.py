@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.metrics.difference_words import Direction, difference_in_words
 from suite.metrics.figures import Quantity
-from suite.paths import program
 from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
 from suite.report.compared_launches import SetupKey, setup_key, step_words
@@ -25,25 +21,20 @@ from suite.report.html.change_point_worker import Search
 from suite.report.html.fleet import fleet_section
 from suite.report.html.loss_curves import losses
 from suite.report.html.machine_names import MachineName, machine_names
-from suite.report.html.plot import Plot, utc
+from suite.report.html.plot import utc
+from suite.report.html.rendering import rendered
 from suite.report.html.roofline import benchmarks, profiles, rooflines
 from suite.report.html.setup_details import Detail, detail
-from suite.report.html.setups import JudgedSetup, Setup, judged_setup, mark, newest, remembered, setups, tone
+from suite.report.html.setups import JudgedSetup, Setup, judged_setup, newest, remembered, setups
 from suite.report.html.sources import Facts, recorded_facts
 from suite.report.html.stored_results import dry_runs, ladders
 from suite.report.html.validation import validation
-
-if TYPE_CHECKING:
-    import jinja2
 
 TITLE = "Reference runs"
 MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
 MOST_ROWS = 2000  # setups that have a row
 MOST_CHANGES = 200  # change points in the table of all setups
-MOST_LETTERS = 5000  # of one text
-_DIRECTIONS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)}
 NOT_JUDGED = "not judged"
-HERE = Path(__file__).parent
 SECTIONS = (
     *(("overview", "Overview"), ("setups", "Setups"), ("runs", "Run by run"), ("history", "History"), ("loss", "Loss")),
     *(
@@ -123,7 +114,7 @@ def page(
     empty = {"acceptance": not accepted.shown, "ladder": not climbs, "dry-runs": not without_memory}
     empty |= {"fleet": of_fleet.nodes is None, **dict.fromkeys(OF_RECORDS, not all_setups)}
     shown = [*(plot for row in details if row.detail for plot in row.detail.plots), *of_fleet.plots]
-    return _rendered(
+    return rendered(
         [*shown, *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs, *without_memory],
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
@@ -183,68 +174,6 @@ def _verdict_matrix(
     for (run, machine, verdict), count in sorted(counted.items()):
         matrix[run, machine].append((verdict, count))
     return matrix
-
-
-def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        finalize=shown_text,
-    )
-    return environment.get_template("page.html.jinja")
-
-
-def shown_text(value: Any) -> Any:
-    """Text as the page shows it: no record's text fills the page, or turns the text around it.
-
-    Controls of the writing direction are shown as their codes; letters of right-to-left scripts stay.
-    """
-    if not isinstance(value, str) or hasattr(value, "__html__"):  # numbers, and what is HTML
-        return value
-    if len(value) > MOST_LETTERS:
-        value = f"{value[:MOST_LETTERS]} ... ({len(value):,} letters)"
-    return value.translate(_DIRECTIONS)
-
-
-def _rendered(plots: list[Plot], **context: Any) -> str:
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    scripts = {"plotly": get_plotlyjs(), "script": (HERE / "page.js").read_text(encoding="utf-8")}
-    hashes = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
-    return _template().render(
-        # S704: JSON without any sign that ends a script, the project's own files, and digests; all else is escaped
-        plots=Markup(in_script(plots)),  # noqa: S704
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704
-        script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),  # noqa: S704
-        mark=mark,
-        tone=tone,
-        program=program(),
-        **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704
-        **context,
-    )
-
-
-def in_script(plots: list[Plot]) -> str:
-    """The plots as JSON that no text in it can end the script element of."""
-    content = {
-        plot.id: {
-            "traces": plot.traces,
-            "layout": plot.layout,
-            "columns": plot.columns,
-            "rows": plot.rows,
-            "height": plot.height,
-        }
-        for plot in plots
-    }
-    text = msgspec.json.encode(content).decode()
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
 
 
 def _machine_id(words: str) -> str:

@@ -121,11 +121,13 @@ def rooflines(machine_profiles: list[Profile], measured: list[Benchmarks]) -> li
         except (InputError, ValueError):  # a profile without products or memory has no roof
             continue
         name = f"{profile.fingerprint.node}-{profile.fingerprint.device}-{index}"
-        plots.append((words, _plot(name, words, bandwidth, peaks, list(_products(profile)), same_machine)))
+        plots.append((words, roofline_plot(name, words, bandwidth, peaks, list(_products(profile)), same_machine)))
     for index, benchmarks in enumerate(left):
         machine = benchmarks.machine
         words = f"{machine.get('cpu') or machine.get('gpu') or 'unknown'}, {machine.get('device', '')}"
-        plots.append((words, _plot(f"kernels-{index}", words, benchmarks.copy_bytes_per_second, {}, [], [benchmarks])))
+        plots.append(
+            (words, roofline_plot(f"kernels-{index}", words, benchmarks.copy_bytes_per_second, {}, [], [benchmarks]))
+        )
     return plots
 
 
@@ -160,13 +162,15 @@ def _products(profile: Profile) -> Iterator[Kernel]:
             yield Kernel(name, f"products, {subject.dtype}", subject.dtype, 2 * m * n * k, size, timing.seconds)
 
 
-def _plot(
+def roofline_plot(
     name: str, words: str, bandwidth: float, peaks: Mapping[str, float], products: list[Kernel], runs: list[Benchmarks]
 ) -> Plot:
+    """The picture of products, of which there is at least one, and of kernel timings."""
     kernels = [kernel for run in runs for kernel in run.kernels]
     every = [*products, *kernels]
     intensities = [kernel.flop / kernel.least_bytes for kernel in every]
-    least, most = min(intensities) / 2, max(intensities) * 2
+    knees = [peak / bandwidth for peak in peaks.values()]
+    least, most = min([*intensities, *knees]) / 2, max([*intensities, *knees]) * 2
     traces = list(_roofs(bandwidth, peaks, least, most))
     rows: list[list[Cell]] = []
     forms = dict.fromkeys(kernel.form for kernel in every)
@@ -191,19 +195,19 @@ def _plot(
                     form,
                     kernel.name,
                     f"{kernel.flop / kernel.least_bytes:,.3g}",
-                    f"{kernel.flop / kernel.seconds / 1e9:,.4g}",
+                    _giga(kernel.flop / kernel.seconds),
                     f"{kernel.least_bytes / kernel.seconds / 1e9:,.4g}",
                     f"{kernel.flop / kernel.seconds / roof:.0%}",
                 ]
             )
     best = max((kernel.flop / kernel.seconds for kernel in every), default=0.0)
-    highest = ", ".join(f"{dtype} {peak / 1e9:,.4g} Gflop/s" for dtype, peak in peaks.items())
+    highest = ", ".join(f"{dtype} {_giga(peak)} Gflop/s" for dtype, peak in peaks.items())
     return Plot(
         id=f"roofline-{name}",
         title=f"Roofline of {words}",
         says=f"Log-log scatter of {len(products)} matrix products and {len(kernels)} kernel timings below a memory "
         f"roof of {bandwidth / 1e9:,.4g} GB/s{' and peaks of ' + highest if highest else ''}; the fastest reaches "
-        f"{best / 1e9:,.4g} Gflop/s.",
+        f"{_giga(best)} Gflop/s.",
         traces=traces,
         layout={
             "xaxis": {"type": "log", "dtick": 1, "title": {"text": "flop a byte"}},
@@ -213,6 +217,10 @@ def _plot(
         rows=rows,
         height=560,
     )
+
+
+def _giga(rate: float) -> str:
+    return f"{significant(rate / 1e9, 4):,.10g}"
 
 
 def _roofs(bandwidth: float, peaks: Mapping[str, float], least: float, most: float) -> Iterator[Trace]:

@@ -51,21 +51,6 @@ def newest(candidates: list[Setup], most: int) -> tuple[list[Setup], list[Setup]
     return [setup for setup in candidates if setup.key in kept], others
 
 
-_VERDICTS_OF_MARKS = {
-    "✓": ("pass", "PASS", "accepted"),
-    "✗": ("fail", "FAIL", "rejected"),
-    "⚠": ("WARN",),
-    "▲": ("regression",),
-    "▼": ("improved",),
-    "≈": ("noise",),
-    "…": ("running",),
-    "?": ("inconclusive", "unknown", "INCONCLUSIVE", "INVALID", "not decidable"),
-}
-MARKS = {verdict: mark for mark, verdicts in _VERDICTS_OF_MARKS.items() for verdict in verdicts}
-GOOD = frozenset({"pass", "improved", "PASS", "accepted"})
-BAD = frozenset({"fail", "regression", "FAIL", "HANG", "rejected", "execution failed", *Status}) - {Status.OK}
-
-
 class JudgedSetup(msgspec.Struct, frozen=True, kw_only=True):
     """A setup with its verdict.
 
@@ -82,16 +67,6 @@ class JudgedSetup(msgspec.Struct, frozen=True, kw_only=True):
     record: Record | None
     rows: list[Row]
     why: str = ""
-
-
-def mark(verdict: str) -> str:
-    """A sign that shows the verdict without its colour."""
-    return MARKS.get(verdict, "!" if verdict in BAD else "○")
-
-
-def tone(verdict: str) -> str:
-    """good, bad or plain: the class of its colour."""
-    return "good" if verdict in GOOD else "bad" if verdict in BAD else "plain"
 
 
 def remembered() -> Expected:

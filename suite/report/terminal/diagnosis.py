@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 
 from reference_runs.units import printed
+from suite.predict.diagnosis.causes import SlowCause
 from suite.predict.diagnosis.compared import LEAST_LOSS, ComparedRuns
-from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome
+from suite.predict.diagnosis.counting import CountedRate
+from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, Saving
 from suite.predict.plan.predicted_run import Predicted
 from suite.report.terminal.columns import percent
 from suite.report.terminal.plan import print_assumptions, where_words
@@ -21,25 +25,15 @@ def print_diagnosis(
     out: Console, name: str, run: str | None, answer: RunDiagnosis, predicted: Predicted | None
 ) -> None:
     """Print the verdict first, then what it rests on; at most 25 lines."""
-    print_folded(out, f"{answer.outcome}: {name}{_against(answer)}", _STYLES.get(answer.outcome, "bold red"))
-    if predicted and predicted.machine and predicted.layout and run:
-        print_folded(out, where_words(run, predicted.machine, predicted.layout.ranks))
-    print_folded(out, _pace_words(answer), "")
-    if answer.mfu is not None and answer.flop_per_second is not None and answer.tokens_per_second is not None:
-        hfu = f", HFU {percent(answer.hfu)}" if answer.hfu is not None else ""
-        rate = f"{answer.tokens_per_second:,.0f} tokens/s, {answer.flop_per_second / 1e12:,.1f} Tflop/s an accelerator"
-        print_folded(out, f"{rate}, MFU {percent(answer.mfu)}{hfu} (every product once, of the dense peak)", "")
+    print_folded(out, f"{answer.outcome}: {name}{against_words(answer)}", _STYLES.get(answer.outcome, "bold red"))
+    for line in summary_lines(run, answer, predicted):
+        print_folded(out, line, "")
     for each in answer.counted:
-        value = percent(each.printed) if each.quantity == "MFU" else printed(each.printed, "")
-        own = percent(each.computed) if each.quantity == "MFU" else printed(each.computed, "")
-        how = each.explanation or "no formula that is known gives it: another model, batch, or number of accelerators?"
-        mark = "counted wrongly: " if each.wrong else ""
         style = "bold red" if each.wrong else "" if each.explanation else "bold"
-        print_folded(out, f"printed {each.quantity} {value}, computed {own}: {mark}{how}", style)
+        print_folded(out, counted_words(each), style)
     for number, cause in enumerate(answer.causes, 1):
-        seconds = "" if cause.seconds is None else f", {printed(cause.seconds, 's')} s of a step"
-        seen = f"seen in the {'trace' if answer.measured else 'log'}" if cause.is_seen else cause.standing
-        print_folded(out, f"cause {number}, {seen}: {cause.words}{seconds}", "")
+        standing = standing_words(cause, measured=bool(answer.measured))
+        print_folded(out, f"cause {number}, {standing}: {cause.words}{_of_a_step(cause)}", "")
         print_folded(out, f"    look at: {cause.confirm}")
     for term in answer.measured:
         share = percent(term.seconds / answer.pace.seconds)
@@ -50,11 +44,9 @@ def print_diagnosis(
         longest = ", ".join(
             f"{term} {percent(seconds / whole)}" for term, seconds in list(answer.terms.items())[:_TERMS]
         )
-        whose = "predicted" if predicted else "measured"
-        print_folded(out, f"where the {whose} step goes: {longest}")
+        print_folded(out, f"where the predicted step goes: {longest}")
     for change in answer.helpful:
-        option = f" ({change.option})" if change.option else ""
-        print_folded(out, f"would save {percent(change.share)} of the predicted time: {change.words}{option}", "")
+        print_folded(out, saving_words(change), "")
     for note in answer.notes:
         print_folded(out, f"note: {note}")
     if predicted:
@@ -63,7 +55,43 @@ def print_diagnosis(
         print_folded(out, "--run RUN or config.json, with --on and --gpus, says what to expect")
 
 
-def _against(answer: RunDiagnosis) -> str:
+def summary_lines(run: str | None, answer: RunDiagnosis, predicted: Predicted | None) -> Iterator[str]:
+    """The run and its machine, the pace, and the rates: a line each, as far as they are known."""
+    if predicted and predicted.machine and predicted.layout and run:
+        yield where_words(run, predicted.machine, predicted.layout.ranks)
+    yield _pace_words(answer)
+    if answer.mfu is not None and answer.flop_per_second is not None and answer.tokens_per_second is not None:
+        hfu = f", HFU {percent(answer.hfu)}" if answer.hfu is not None else ""
+        rate = f"{answer.tokens_per_second:,.0f} tokens/s, {answer.flop_per_second / 1e12:,.1f} Tflop/s an accelerator"
+        yield f"{rate}, MFU {percent(answer.mfu)}{hfu} (every product once, of the dense peak)"
+
+
+def counted_words(each: CountedRate) -> str:
+    """A printed rate beside the computed one, and the formula that gives it."""
+    value = percent(each.printed) if each.quantity == "MFU" else printed(each.printed, "")
+    own = percent(each.computed) if each.quantity == "MFU" else printed(each.computed, "")
+    how = each.explanation or "no formula that is known gives it: another model, batch, or number of accelerators?"
+    mark = "counted wrongly: " if each.wrong else ""
+    return f"printed {each.quantity} {value}, computed {own}: {mark}{how}"
+
+
+def standing_words(cause: SlowCause, *, measured: bool) -> str:
+    """How a cause is known."""
+    return ("measured" if measured else "seen in the log") if cause.is_seen else cause.standing
+
+
+def _of_a_step(cause: SlowCause) -> str:
+    return "" if cause.seconds is None else f", {printed(cause.seconds, 's')} s of a step"
+
+
+def saving_words(change: Saving) -> str:
+    """A change of the layout, with the time that it saves and the framework's option."""
+    option = f" ({change.option})" if change.option else ""
+    return f"would save {percent(change.share)} of the predicted time: {change.words}{option}"
+
+
+def against_words(answer: RunDiagnosis) -> str:
+    """How the measured step compares with the predicted one; empty: nothing is predicted."""
     if answer.predicted_seconds is None or answer.interval is None:
         return ""
     ratio = answer.pace.seconds / answer.predicted_seconds
@@ -115,8 +143,7 @@ def print_comparison(out: Console, found: ComparedRuns) -> None:
     if found.formula_changed:
         print_folded(out, "both count different flop for the same work: compare step times, not Tflop/s", "bold")
     for number, cause in enumerate(found.causes, 1):
-        time = "" if cause.seconds is None else f", {printed(cause.seconds, 's')} s of a step"
-        print_folded(out, f"cause {number}: {cause.words}{time}", "")
+        print_folded(out, f"cause {number}: {cause.words}{_of_a_step(cause)}", "")
         print_folded(out, f"    look at: {cause.confirm}")
     if found.of_step:
         print_folded(out, "the batches or numbers of accelerators are not known: --gpus, --batch, --against-gpus")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.predict.diagnosis.trace_causes import slow_rank
+from reference_runs.training_traces.kineto import kineto_traces
+from suite.predict.analytic.step_time import StepTime
+from suite.predict.diagnosis.trace_causes import measured_terms, predicted_terms, slow_rank
+from suite.predict.diagnosis.trace_terms import step_terms
+from tests.support.gpu_traces import gpu_steps
 
 
 def durations(ranks: int, late: int | None, by: float, draw: random.Random) -> list[dict[str, list[float]]]:
@@ -42,3 +47,20 @@ def test_groups_of_which_one_rank_alone_was_traced_say_nothing() -> None:
 
 def test_a_rank_with_another_number_of_collectives_is_not_compared() -> None:
     assert slow_rank([{"a": [1.0, 2.0]}, {"a": [2.0]}], 1) is None
+
+
+@pytest.mark.parametrize("group", ["mesh_dp", "17"])
+def test_exposed_traffic_is_compared_axis_by_axis_where_its_groups_are_known(tmp_path: Path, group: str) -> None:
+    trace = gpu_steps(message=24_000.0)
+    for event in trace.events:
+        event["args"] |= {"Process Group Description": group} if "Process Group Name" in event["args"] else {}
+    step = step_terms(kineto_traces(trace.write(tmp_path / "trace.json"))[0])
+    fields = dict.fromkeys(StepTime._fields, 0.0) | {"tensor_parallel_seconds": 0.5, "data_parallel_seconds": 0.25}
+    predicted = StepTime(**fields)
+    found = {each.name: (each.seconds > 0, each.predicted_seconds) for each in measured_terms(step, predicted, None)}
+    if group == "17":
+        assert found["exposed communication and bubble"] == (True, 0.75)
+    else:
+        assert found["exposed data-parallel communication"] == (True, 0.25)
+        assert found["exposed tensor-parallel communication"] == (False, 0.5)
+        assert sum(predicted_terms(predicted).values()) == 0.75

@@ -31,6 +31,7 @@ from suite.report.html.history import BUCKETS, NEWEST, history
 from suite.report.html.loss_curves import losses
 from suite.report.html.memory import REST, memory
 from suite.report.html.plot import Plot
+from suite.report.html.rendering import in_script
 from suite.report.html.roofline import benchmarks, profiles, rooflines
 from suite.report.html.setups import JudgedSetup, judged_setup, newest, remembered, setups
 from suite.report.html.sources import linked, recorded_facts
@@ -138,7 +139,7 @@ def test_no_text_in_a_picture_ends_the_script_that_holds_it() -> None:
     evil = "</script><!-- \u2028 &"
     rows: list[Any] = [[evil]]
     plot = Plot(id="x", title="", says="", traces=[{"name": evil}], layout={}, columns=[evil], rows=rows)
-    text = page.in_script([plot])
+    text = in_script([plot])
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text)["x"]["rows"] == rows
 
