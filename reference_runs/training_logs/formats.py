@@ -48,32 +48,32 @@ def _glued(key: str, unit: str) -> re.Pattern[str]:
     return re.compile(rf"{key}\s*[:=]?\s*({plain})\s?{unit}")
 
 
-_ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/")
-_ALL_ITERATIONS = re.compile(r"\biteration:?\s+\d+\s*/\s*(\d+)")
+_ITERATION = re.compile(r"\biteration[:=]?\s+(\d+)\s*/")
+_ALL_ITERATIONS = re.compile(r"\biteration[:=]?\s+\d+\s*/\s*(\d+)")
 _MEGATRON = {
     "number": _ITERATION,
     "last": _ALL_ITERATIONS,
-    "seconds": _after(r"elapsed time per iteration \(ms\)"),
-    "samples": _after("global batch size"),
+    "seconds": _after(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?"),
+    "samples": _after("global[ _]batch[ _]size"),
     "flop_per_second": _after(r"throughput per GPU \(TFLOP/s/GPU\)"),
-    "loss": _after(r"lm loss"),
+    "loss": _after(r"lm[ _]loss"),
 }
 _TERA = {"seconds": 1e-3, "flop_per_second": 1e12}
 
 FORMATS = (
     LogFormat(
         "Megatron-DeepSpeed",
-        re.compile(r"iteration\s+\d+/.*elapsed time per iteration \(ms\).*tokens[ _]per[ _]gpu[ _]per[ _]second"),
+        re.compile(r"iteration=?\s+\d+/.*elapsed[ _]time[ _]per[ _]iteration.*tokens[ _]per[ _]gpu[ _]per[ _]second"),
         {
             **_MEGATRON,
             "samples_per_second": _after(r"samples[ _]per[ _]second"),
             "device_tokens_per_second": _after(r"tokens[ _]per[ _]gpu[ _]per[ _]second[ _]\(?tgs\)?"),
-            "flop_per_second": _after(r"\bTFLOPs"),
-            "sequence": _after("actual seqlen"),
+            "flop_per_second": _after(r"(?<!\[DS\])\bTFLOPs"),  # of its fork with two, the one as Megatron-LM counts
+            "sequence": _after("actual[ _]seqlen"),
         },
         _TERA,
         stack="megatron-deepspeed",
-        versions="BigScience's and DeepSpeed's forks, 2021 to 2025",
+        versions="BigScience's, DeepSpeed's and ALCF's forks, 2021 to 2025",
     ),
     LogFormat(
         "GPT-NeoX",

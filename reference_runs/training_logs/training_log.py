@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import zlib
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ EARLY_LINES = 10_000  # in which a log says the sizes of its run, and in which o
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 _KNOWN_WORDS = re.compile(r"iter|step|loss|time|tok|sampl|flop|mfu|throughput|epoch", re.IGNORECASE)
 _SHOWN_LETTERS = 100
+UNKNOWN = LogFormat("", re.compile("(?!)"), {})  # of a log without steps
 
 
 class PrintedStep(msgspec.Struct):
@@ -166,31 +168,47 @@ class _LogReader:
             self.stride *= 2
 
 
-def training_log(path: Path) -> TrainingLog:
+def training_log(path: Path, *more: Path, needs_steps: bool = True) -> TrainingLog:
     """The run in a log; of several one after the other the last.
+
+    Args:
+        more: files that the log goes on in.
+        needs_steps: whether a log without one is refused; else it has facts alone.
 
     Raises:
         InputError: an unreadable file, or none whose steps are understood: the closest line is named.
     """
-    where = shown_path(path)
-    reader = _LogReader()
+    where = ", ".join(map(shown_path, (path, *more)))
+    reader, cut_off = _LogReader(), []
     try:
         if path.suffix == ".json":
             return _trainer_state(path, where)
-        for line in log_lines(path):
+        for line in chain.from_iterable(map(log_lines, (path, *more))):
             if MARK in line:
                 return _mlperf(path, where)
             reader.take(line)
+    except (EOFError, zlib.error):
+        cut_off.append("the file is damaged or cut off: what comes before was read")
     except OSError as error:
         raise InputError(f"cannot read the log: {error.strerror}", where=where) from error
     states = reader.bars.training(reader.facts.get("steps"))
     if reader.format is None and states:
         reader.format = FORMATS[-1]
+    if not needs_steps and not (reader.steps or states):
+        timers = {name: _median_pair(pairs) for name, pairs in reader.timers.items()}
+        return TrainingLog(where, reader.format or UNKNOWN, [], reader.facts, timers, reader.signs, cut_off)
     if reader.format is None or not (reader.steps or states):
         known = ", ".join(each.name for each in FORMATS)
         closest = f"closest: {reader.closest.strip()[:_SHOWN_LETTERS]!r}" if reader.closest else "no line is like one"
         raise InputError("no step is understood", got=closest, allowed=f"steps as {known} print them", where=where)
-    return _gathered(reader, states, where)
+    log = _gathered(reader, states, where)
+    log.notes.extend(cut_off)
+    return log
+
+
+def stated_log(where: str) -> TrainingLog:
+    """The log of a run of which numbers alone are known."""
+    return TrainingLog(where, UNKNOWN, [], {}, {}, Counter(), [])
 
 
 def _gathered(reader: _LogReader, states: list[tuple[int, float]], where: str) -> TrainingLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -11,11 +11,12 @@ from pathlib import Path
 from reference_runs.errors import InputError
 from reference_runs.recorded_file import shown_path
 from reference_runs.regular_file import regular_file
-from reference_runs.training_traces.kineto import kineto_traces
+from reference_runs.training_traces.kineto import GZIP, kineto_traces
 from reference_runs.training_traces.nsight import SQLITE, nsight_traces
 from reference_runs.training_traces.trace import DeviceTrace
 
 _FIRST_BYTES = 1 << 16
+_ROTATED = re.compile(r"(?P<name>.*?)(?:\.(?P<number>\d{1,4}))?(?:\.gz)?")
 _OF_KINETO = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"ph"')
 _OF_RECORDERS = (b'"pg_config"', b'"pg_status"', b'"collective_seq_id"')
 
@@ -35,11 +36,10 @@ def trace_kind(path: Path) -> TraceKind:
         with regular_file(path) as file:
             first = file.read(_FIRST_BYTES)
             if first.startswith(b"\x1f\x8b"):
-                file.seek(0)
-                first = gzip.GzipFile(fileobj=file).read(_FIRST_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return TraceKind.KINETO
-    except OSError:
+                first = zlib.decompressobj(GZIP).decompress(first, _FIRST_BYTES)
+                if not first and ".json" in path.suffixes:
+                    return TraceKind.KINETO
+    except (OSError, zlib.error):
         return TraceKind.LOG
     if first.startswith(SQLITE):
         return TraceKind.NSIGHT
@@ -56,7 +56,7 @@ def files_of_kind(paths: Sequence[Path]) -> tuple[TraceKind, list[Path]]:
     """Content of the files, and the files themselves: of a folder all traces.
 
     Raises:
-        InputError: a folder without traces, several logs, or files of several kinds.
+        InputError: a folder without traces, or files of several kinds.
     """
     files = []
     for path in paths:
@@ -66,10 +66,21 @@ def files_of_kind(paths: Sequence[Path]) -> tuple[TraceKind, list[Path]]:
         if not found:
             raise InputError("no trace in the folder", allowed=", ".join(list(TraceKind)[:3]), where=shown_path(path))
         files.extend(found)
-    kinds = sorted({trace_kind(each) for each in files}) or [TraceKind.LOG]
-    if len(kinds) > 1 or (kinds[0] is TraceKind.LOG and len(files) > 1):
-        raise InputError("several files", got=", ".join(kinds), allowed="one log, or traces of one kind")
-    return kinds[0], files
+    kinds = {trace_kind(each): shown_path(each) for each in files} or {TraceKind.LOG: ""}
+    if len(kinds) > 1:
+        got = ", ".join(f"{name} ({kind})" for kind, name in kinds.items())
+        raise InputError("files of several kinds", got=got, allowed="logs of one run, or traces of one kind")
+    kind = next(iter(kinds))
+    return kind, oldest_first(files) if kind is TraceKind.LOG else files
+
+
+def oldest_first(files: Sequence[Path]) -> list[Path]:
+    """Parts of a log in order: rotated ones (train.log.2, train.log.1, train.log) by number, others as given."""
+    parts = [_ROTATED.fullmatch(path.name) for path in files]
+    if len({part["name"] for part in parts if part}) > 1 or None in parts:
+        return list(files)
+    numbers = {path: int(part["number"] or 0) for path, part in zip(files, parts, strict=True) if part}
+    return sorted(files, key=lambda path: -numbers[path])
 
 
 def traces(kind: TraceKind, files: Sequence[Path]) -> Iterator[DeviceTrace]:

@@ -25,7 +25,7 @@ _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _RANK = re.compile(rb'"rank"\s*:\s*"?(\d+)')
 _TRIES = 8
-_GZIP = 31  # zlib's window bits for a gzip header
+GZIP = 31  # zlib's window bits for a gzip header
 _CATEGORIES = {
     **dict.fromkeys(("kernel", "gpu_memset", "memset"), "kernel"),
     **dict.fromkeys(("gpu_memcpy", "memcpy"), "copy"),
@@ -202,7 +202,7 @@ def _events_until_damage(text: str) -> tuple[list[object], bool]:
 def _chunks(file: FileIO) -> Iterator[bytes]:
     """Bytes of the file, unpacked, up to where it is damaged."""
     chunk = file.read(_CHUNK_BYTES)
-    unpacker = zlib.decompressobj(_GZIP) if chunk.startswith(b"\x1f\x8b") else None
+    unpacker = zlib.decompressobj(GZIP) if chunk.startswith(b"\x1f\x8b") else None
     while chunk:
         if unpacker is None:
             yield chunk

@@ -11,10 +11,11 @@ from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.run import Precision
-from reference_runs.training_logs.training_log import PrintedStep, TrainingLog, training_log
+from reference_runs.training_logs.training_log import PrintedStep, TrainingLog, stated_log, training_log
 from reference_runs.training_traces.files import TraceKind, files_of_kind, traces
 from suite.commands import exit_codes
 from suite.commands.diagnosed_page import Diagnosed, check_page, show
+from suite.commands.diagnosed_pair import OtherRun, print_pair
 from suite.commands.diagnosed_recordings import print_recordings
 from suite.commands.options import print_json
 from suite.commands.training_options import (
@@ -27,7 +28,7 @@ from suite.commands.training_options import (
     asks_training,
 )
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.diagnosis.compared import ComparedRun, ComparedRuns, compared
+from suite.predict.diagnosis.compared import ComparedRun
 from suite.predict.diagnosis.counting import Printed, dense_share
 from suite.predict.diagnosis.diagnosis import diagnosis, printed_rates
 from suite.predict.diagnosis.evidence import DiagnosisEvidence
@@ -41,7 +42,7 @@ from suite.predict.recorded_run.figures import Prices
 from suite.records.query import record_path
 from suite.records.record import BEGIN, END
 from suite.records.store import read as read_record
-from suite.report.terminal.diagnosis import print_comparison, print_printed_mfu
+from suite.report.terminal.diagnosis import print_printed_mfu
 from suite.report.terminal.tables import console
 from suite.reproduce.diagnosed_launch import diagnosed_launch, timed_steps
 
@@ -55,7 +56,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         list[Path] | None,
         typer.Argument(
             metavar="LOG",
-            help="Log of a training, as its framework prints it; or traces, a file a rank, or a folder of them.",
+            help="Log of a training as its framework prints it (gzip too, and in parts); or traces, a file a rank, or "
+            "a folder of them.",
             show_default=False,
         ),
     ] = None,
@@ -75,6 +77,10 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         ),
     ] = None,
     against_gpus: Annotated[int | None, typer.Option(help="Accelerators of that run.", show_default=False)] = None,
+    against_batch: Annotated[int | None, typer.Option(help="Samples of its step.", show_default=False)] = None,
+    against_step_time: Annotated[
+        float | None, typer.Option(help="Seconds of its step, in place of its log.", show_default=False)
+    ] = None,
     machine: Annotated[
         Path | None,
         typer.Option(
@@ -125,13 +131,14 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     python -m suite diagnose two_nodes.log --against one_node.log;
     python -m suite diagnose traces/ --run llama2-7b --on a100 --gpus 8
 
-    Exit codes: 0 as expected; 1 slow, implausible or counted wrongly; 2 bad input; 3 nothing to compare with.
+    Exit codes: 0 as expected; 1 slow, implausible or counted wrongly; 2 bad input; 3 nothing to compare with, even
+    where causes are named.
     """
     given = {"--step-time": step_time, "--mfu": mfu, "--tflops": tflops, "--tokens-per-second": tokens_per_second}
-    check_positive(given | {"--against-gpus": against_gpus})
+    check_positive(given)
     check_page(html)
-    if against_gpus is not None and against is None:
-        raise InputError("is of the other run", got=str(against_gpus), allowed="--against LOG", where="--against-gpus")
+    other = OtherRun(against, against_step_time, against_gpus, against_batch)
+    compares = other.check()
     if not logs and step_time is None and tokens_per_second is None:
         if mfu is None or asked.on is None:
             raise InputError("nothing to time", allowed="a log, or --step-time, or --mfu with --on alone")
@@ -145,7 +152,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         print_recordings(files, as_json=json)
         return
     steps = [step_terms(trace) for trace in traces(kind, files)] if kind is not TraceKind.LOG else []
-    read = training_log(files[0]) if files and not steps else None
+    stated = step_time is not None or tokens_per_second is not None
+    read = training_log(*files, needs_steps=not stated) if files and not steps else None
     known = said(read, sequence=asked.training.sequence) if read else Said()
     layout = layout or known.layout
     predicted = _predicted(run, _completed(asked, known), layout, read, machine)
@@ -155,17 +163,16 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     if shown and step_time is None:
         timed = [PrintedStep(seconds=seconds) for seconds in shown.steps]
         measured = pace(timed, warm_up=0)
-    elif step_time is not None or read is None:
+    elif step_time is not None or read is None or not read.steps:
         timed = [PrintedStep(seconds=_stated_seconds(step_time, tokens_per_second, tokens, gpus))]
         measured = pace(timed)
     else:
         timed = step_seconds(read, tokens=tokens, gpus=gpus, micro_batches=micro_batches)
         measured = pace(timed)
-    if against is not None:
-        if read is None:
-            raise InputError("missing argument 'log'", allowed="a log to compare with that of --against")
-        here = ComparedRun(read, measured, asked.gpus or known.gpus, asked.training.batch or known.batch)
-        _print_comparison(compared(here, _other(against, against_gpus)), as_json=json)
+    if compares:
+        compared_log = read or stated_log("the numbers given")
+        here = ComparedRun(compared_log, measured, asked.gpus or known.gpus, asked.training.batch or known.batch)
+        print_pair(here, other, predicted, as_json=json)
         return
     logged = printed_rates(read) if read else Printed()
     printed = Printed(
@@ -259,20 +266,3 @@ def _stated_seconds(step_time: float | None, rate: float | None, tokens: float |
         allowed = "--run, --batch and --gpus beside it, or --step-time"
         raise InputError("a rate alone makes no step time", allowed=allowed, where="--tokens-per-second")
     return tokens / gpus / rate
-
-
-def _other(path: Path, gpus: int | None) -> ComparedRun:
-    log = training_log(path)
-    known = said(log)
-    tokens = known.batch * known.sequence if known.batch and known.sequence else None
-    timed = step_seconds(log, tokens=tokens, gpus=gpus or known.gpus, micro_batches=None)
-    return ComparedRun(log, pace(timed), gpus or known.gpus, known.batch)
-
-
-def _print_comparison(found: ComparedRuns, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        print_comparison(console(), found)
-    if found.causes:
-        raise typer.Exit(exit_codes.FAIL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -114,7 +115,9 @@ def test_a_trainers_last_rate_of_one_process_is_found(capsys: pytest.CaptureFixt
         (("--step-time", "1", "--against-gpus", "-8"), "--against-gpus"),
         (("/dev/zero",), "not a regular file"),
         (("none.log",), "cannot read the log: No such file"),
-        (("--step-time", "1", "--against", "none.log"), "missing argument 'log'"),
+        (("--step-time", "1", "--against", "none.log"), "cannot read the log: No such file"),
+        (("--step-time", "1", "--against-batch", "8"), "is of the other run"),
+        (("--step-time", "1", "--against", "none.log", "--against-step-time", "1"), "excludes --against"),
         (("none.log", "--html", "train.log"), "not a page's name"),
         (("none.log", "--html", "/none/page.html"), "cannot write: No such file"),
     ],
@@ -146,3 +149,76 @@ def test_a_log_of_another_model_is_said_to_be_one_and_has_no_candidates(
     code, found = answer(capsys, str(log), *options)
     assert (code, found["outcome"], found["causes"]) == (1, "counted wrongly", [])
     assert "times the work of this model in this batch: another model" in found["notes"][0]
+
+
+def test_a_log_in_parts_is_read_in_their_order_packed_or_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [f"iter {number}: loss 4.0, time {100 + number}.00ms\n" for number in range(30)]
+    names = ["train.log.2", "train.log.1", "train.log"]
+    for place, name in enumerate(names):
+        (tmp_path / name).write_text("".join(lines[10 * place : 10 * place + 10]))
+    (tmp_path / "train.log.2.gz").write_bytes(gzip.compress((tmp_path / "train.log.2").read_bytes()))
+    whole = answer(capsys, nanogpt(tmp_path / "whole.log", *range(100, 130)))
+    for order in (names, sorted(names), ["train.log", "train.log.1", "train.log.2.gz"]):
+        assert answer(capsys, *(str(tmp_path / name) for name in order)) == whole
+
+
+def test_of_a_cut_off_gzip_file_what_comes_before_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    draw = random.Random(1)
+    log = Path(nanogpt(tmp_path / "train.log", *(draw.uniform(100, 110) for _ in range(5000))))
+    packed = gzip.compress(log.read_bytes())
+    (tmp_path / "cut.log.gz").write_bytes(packed[: len(packed) // 2])
+    code, found = answer(capsys, str(tmp_path / "cut.log.gz"))
+    assert code == 3
+    assert found["notes"] == ["the file is damaged or cut off: what comes before was read"]
+    assert 2000 < found["pace"]["steps"] < 4000
+
+
+def test_the_time_may_stand_beside_a_log_without_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("n_gpus=16\nnum_gpus_per_node: 8\nall GPUs are at 100 %\n")
+    assert main(["diagnose", str(log), "--step-time", "8", "--against-step-time", "1", "--against-gpus", "8"]) == 1
+    assert "cause 1: messages between 16 accelerators in place of 8" in capsys.readouterr().out
+
+
+def test_a_step_that_does_not_shrink_with_its_batch_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--step-time", "0.129", "--batch", "1", "--gpus", "1")
+    large = ("--against-step-time", "0.142", "--against-batch", "32", "--against-gpus", "1")
+    assert main(["diagnose", *small, *large, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["slowdown"] == pytest.approx(0.129 * 32 / 0.142)
+    assert found["causes"][0]["words"].startswith("costs that do not shrink with the batch")
+    twice = ("--against-step-time", "0.258", "--against-batch", "2", "--against-gpus", "1")
+    assert main(["diagnose", *small, *twice, "--json"]) == 0
+
+
+def test_a_change_that_takes_as_much_longer_as_one_run_than_the_other_is_a_candidate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = ("--run", "gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "1", "--batch", "60", "--layout", "dp1,micro12")
+    seconds = {}
+    for attention in ("fused", "unfused"):
+        words = [*run[:-1], f"{run[-1]},{attention}"]
+        _, found = answer(capsys, "--step-time", "1", *words, "--stack", "pytorch")
+        seconds[attention] = 3 * found["predicted_seconds"]
+    times = ("--step-time", str(seconds["unfused"]), "--against-step-time", str(seconds["fused"]))
+    assert main(["diagnose", *run, "--stack", "pytorch", *times, "--json"]) == 1
+    first = json.loads(capsys.readouterr().out)["causes"][0]
+    assert first["words"] == "attention without a fused kernel"
+    assert first["seconds"] == pytest.approx(seconds["unfused"] - seconds["fused"], rel=1e-3)
+
+
+def test_times_of_line_stamps_are_said_to_be_such(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    line = "[titan] 2026-02-24 19:46:{:02},000 - root - INFO - step: {}  loss: 7.6  memory: 1.0GiB(1%)  tps: 10  x"
+    log.write_text("\n".join(line.format(2 * number, number) for number in range(1, 20)))
+    code, found = answer(capsys, str(log))
+    assert (code, found["pace"]["seconds"]) == (3, 2.0)
+    assert any("between the stamps of the lines" in note for note in found["notes"])
+
+
+def test_megatrons_data_parallel_ranks_contain_those_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--run", "mixtral-8x7b", "--on", "h100", "--gpus", "16", "--layout", "dp8,tp2,ep8")
+    assert main(["diagnose", *options, "--step-time", "5"]) == 2
+    assert "allowed: 16: dp1,tp2,ep8, where dp counts no ranks of ep" in capsys.readouterr().err

@@ -291,7 +291,7 @@ def test_a_pickle_that_names_anything_is_refused(capsys: pytest.CaptureFixture[s
         ({"trace.json": b'{"schemaVersion": 1, "traceEvents": []}'}, "no kernel and no operator"),
         ({"trace.json.gz": b"\x1f\x8b\x08\x00"}, "no kernel and no operator"),
         ({"trace.sqlite": b"SQLite format 3\x00nothing"}, "not an export of Nsight Systems"),
-        ({"a.log": b"iter 1: loss 4.0, time 5.00ms", "b.log": b"iter 1: loss 4.0, time 5.00ms"}, "several files"),
+        ({"a.log": b"iter 1: loss 4.0, time 5.00ms", "b.json": b'{"traceEvents": ['}, "files of several kinds"),
     ],
 )
 def test_bad_traces_end_in_one_line(

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.training_logs.training_log import TrainingLog
-from suite.predict.diagnosis.causes import SlowCause, seen_causes
+from suite.predict.diagnosis.causes import ExpectedStep, SlowCause, candidates, seen_causes
+from suite.predict.diagnosis.diagnosis import MOST_CAUSES
 from suite.predict.diagnosis.pace import Pace
 
 LEAST_LOSS = 0.05  # of the rate of one accelerator; less is noise
+_SMALLER = 0.7  # times the samples of an accelerator
+_MOSTLY = 0.5  # of a step
 _WORK_ALIKE = 0.02  # relative: flop a step of both
 
 
@@ -86,3 +89,41 @@ def _formula_changed(here: ComparedRun, other: ComparedRun) -> bool:
             return False
         works.append(statistics.median(printed) * run.pace.seconds / run.device_samples)
     return abs(works[0] / works[1] - 1) > _WORK_ALIKE
+
+
+def with_candidates(
+    found: ComparedRuns, here: ComparedRun, other: ComparedRun, expected: ExpectedStep | None
+) -> ComparedRuns:
+    """The comparison with what would explain a slower run: costs that do not shrink with its batch, changes of it.
+
+    Args:
+        expected: this run as predicted; None: not known. A change of it that takes as much longer, relatively, as this
+            run takes than the other, is a candidate.
+    """
+    if found.slowdown <= 1 + LEAST_LOSS:
+        return found
+    causes, samples = list(found.causes), (here.device_samples, other.device_samples)
+    excess = found.seconds * (1 - 1 / found.slowdown)
+    if samples[0] and samples[1] and (share := samples[0] / samples[1]) < _SMALLER:
+        fixed = _fixed_share(share, found.seconds / found.other_seconds)
+        if fixed > _MOSTLY:
+            words = f"costs that do not shrink with the batch: {share:.2g} times the samples of an accelerator, "
+            words += f"{found.seconds / found.other_seconds:.2g} times the step"
+            confirm = "the host that launches kernels, and messages: larger micro-batches, torch.compile, CUDA graphs"
+            causes.append(SlowCause(words, min(fixed * found.seconds, excess), confirm))
+    if expected:
+        measured = found.seconds / found.slowdown / expected.seconds
+        for each in candidates(expected, found.slowdown * expected.seconds, known=expected.workload.layout):
+            if each.seconds is not None:
+                causes.append(msgspec.structs.replace(each, seconds=measured * each.seconds))
+    return msgspec.structs.replace(found, causes=causes[:MOST_CAUSES])
+
+
+def _fixed_share(samples: float, seconds: float) -> float:
+    """The share of the step here that does not depend on its samples, if the rest is proportional to them.
+
+    Args:
+        samples, seconds: of this run over those of the other.
+    """
+    fixed = (seconds - samples) / (1 - samples)  # of the other step
+    return min(1.0, max(0.0, fixed / seconds))

@@ -144,8 +144,8 @@ def diagnosis(
         notes.insert(0, other_work)
     interval = _wider(predicted.step_interval, step.total_seconds) if step and predicted.step_interval else None
     causes = seen
-    if step and machine and interval and pace.seconds > interval[1] and not other_work:
-        expected = ExpectedStep(Workload(run.architecture, run.recipe, layout), machine, step)
+    expected = expected_step(predicted)
+    if expected and interval and pace.seconds > interval[1] and not other_work:
         causes = seen + candidates(expected, pace.seconds, known=layout if states_layout else None)
     return RunDiagnosis(
         outcome=RunOutcome.COUNTED_WRONGLY if other_work else _outcome(pace.seconds, interval, flop, peak, counts),
@@ -162,6 +162,15 @@ def diagnosis(
         terms=_terms(step) if step else {},
         helpful=_helpful(predicted, layout, log.format.name if log else "") if step else [],
     )
+
+
+def expected_step(predicted: Predicted) -> ExpectedStep | None:
+    """The step of a prediction with its workload and machine; None: no step is predicted."""
+    run, layout, machine = predicted.run, predicted.layout, predicted.machine
+    if run is None or layout is None or machine is None or machine.machine is None:
+        return None
+    step = predicted.prediction.step if predicted.prediction else None
+    return step and ExpectedStep(Workload(run.architecture, run.recipe, layout), machine.machine, step)
 
 
 def _other_work(counts: list[CountedRate]) -> str | None:

@@ -16,6 +16,7 @@ STALL = 1.5  # times the median: a step that takes longer is a stall
 MOST_STALLED = 0.25  # of the steps; more are another pace
 BEYOND_SPREAD = 0.9  # of the distance of the quartiles: a smaller change is noise
 DRIFT = 0.1  # of the median from the first tenth to the last: less is no trend
+_STAMPED = "step times are those between the stamps of the lines, with all that happens between two steps"
 _ENOUGH = 10  # steps to see a trend or a rhythm in
 
 
@@ -51,7 +52,7 @@ def step_seconds(
     """The log's steps with a time, each with `seconds` of one whole step.
 
     Where no time is printed it follows, in this order: from the rate of steps, from tokens of a step and their rate,
-    from samples and theirs, from stamps of lines.
+    from samples and theirs, from stamps of lines: then the log gets a note.
 
     Args:
         tokens: of a step, over all ranks; None: not known.
@@ -60,7 +61,7 @@ def step_seconds(
     Raises:
         InputError: no step has a time, or what it takes to compute one is not known.
     """
-    timed = []
+    timed, stamped = [], False
     before: PrintedStep | None = None
     for step in log.steps:
         seconds = step.seconds
@@ -70,10 +71,12 @@ def step_seconds(
             seconds = _from_rates(step, tokens, gpus)
         if seconds is None and before is not None:
             seconds = _between(before, step)
+            stamped |= seconds is not None
         before = step
         if seconds is not None and 0 < seconds < float("inf"):
             timed.append(PrintedStep(number=step.number, seconds=seconds))
     if timed:
+        log.notes.extend([_STAMPED] if stamped else [])
         return timed
     backwards = any(a.stamp and b.stamp and b.stamp < a.stamp for a, b in pairwise(log.steps))
     what = "the time runs backwards" if backwards else "no step has a time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -219,3 +220,17 @@ def check_micro_batch(batch: int, micro_batch: int | None) -> None:
     if micro_batch is not None and batch % micro_batch:
         what = f"does not divide the batch of {batch:,} samples"
         raise InputError(what, got=micro_batch, allowed="a divisor, or another --batch", where="--micro-batch")
+
+
+def another_number(layout: Layout, words: str, gpus: int) -> InputError:
+    """The refusal of a layout of another number of accelerators than is asked for.
+
+    Megatron-Core's data-parallel ranks contain those of experts: where the words mean that, it names the right ones.
+    """
+    data, experts = layout.data_parallel, layout.expert_parallel
+    allowed = f"{gpus:,}"
+    if experts > 1 and data % experts == 0 and layout.ranks == gpus * experts:
+        own = re.sub(rf"dp{data}(?![0-9])", f"dp{data // experts}", words)
+        allowed += f": {own}, where dp counts no ranks of ep"
+    got = f"{words}, {layout.ranks:,} accelerators"
+    return InputError("another number than --gpus", got=got, allowed=allowed, where="--layout")

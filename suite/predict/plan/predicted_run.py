@@ -30,6 +30,7 @@ from suite.predict.plan.asked import (
     USUAL_ACCELERATOR,
     AskedTraining,
     Assumed,
+    another_number,
     asked_run,
     check_micro_batch,
     machine_assumptions,
@@ -302,8 +303,7 @@ def requested_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | 
     if request.gpus not in (None, layout.ranks):
         if request.layout is None:
             return None
-        got = f"{request.layout}, {layout.ranks:,} accelerators"
-        raise InputError("another number than --gpus", got=got, allowed=f"{request.gpus:,}", where="--layout")
+        raise another_number(layout, request.layout, request.gpus or 0)
     if training.micro_batch is not None:
         layout = msgspec.structs.replace(layout, micro_batch=training.micro_batch, accumulation=None)
     if training.batch is not None:

@@ -146,4 +146,7 @@ def print_comparison(out: Console, found: ComparedRuns) -> None:
         print_folded(out, f"cause {number}: {cause.words}{_of_a_step(cause)}", "")
         print_folded(out, f"    look at: {cause.confirm}")
     if found.of_step:
-        print_folded(out, "the batches or numbers of accelerators are not known: --gpus, --batch, --against-gpus")
+        print_folded(
+            out,
+            "the batches or numbers of accelerators are not known: --gpus, --batch, --against-gpus, --against-batch",
+        )

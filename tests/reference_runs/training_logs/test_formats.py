@@ -17,6 +17,12 @@ LINES: dict[str, tuple[str, dict[str, float]]] = {
         " samples per second: 53.753 | tokens per gpu per second (tgs): 1146.733 | TFLOPs: 69.85 |",
         {"seconds": 14.0005, "samples": 768, "sequence": 4096, "flop_per_second": 69.85e12, "number": 199},
     ),
+    "Megatron-DeepSpeed of ALCF": (
+        " iteration=     199/  317892 | consumed_samples=  152832 | elapsed_time_per_iteration_ms=14000.5 |"
+        " global_batch_size=  768 | lm loss=5.905366 | actual_seqlen= 4096 | samples_per_second=25.972 |"
+        " tokens_per_gpu_per_second_tgs=4432.597 | [LM]TFLOPs=20.30 | [DS]TFLOPs=26.18 |",
+        {"seconds": 14.0005, "samples": 768, "sequence": 4096, "flop_per_second": 20.3e12, "number": 199},
+    ),
     "GPT-NeoX": (
         " samples/sec: 7.439 | iteration       20/   10000 | elapsed time per iteration (ms): 4301.7 |"
         " learning rate: 1.242E-06 | approx flops per GPU: 107.7TFLOPS | lm_loss: 1.118885E+01 |",
