@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import lru_cache
 
 import msgspec
 
@@ -12,6 +13,7 @@ from reference_runs.architecture_choices import Activation as Activation
 from reference_runs.architecture_choices import Balancing as Balancing
 from reference_runs.architecture_choices import BiasPlaces as BiasPlaces
 from reference_runs.architecture_choices import Gate as Gate
+from reference_runs.architecture_choices import LinearRule as LinearRule
 from reference_runs.architecture_choices import Mask as Mask
 from reference_runs.architecture_choices import Norm as Norm
 from reference_runs.architecture_choices import Position as Position
@@ -35,6 +37,12 @@ _OF_EXPERTS = (
     "groups_per_token",
     "capacity_factor",
 )
+
+
+@lru_cache(maxsize=64)  # asked for each layer of many depths by searches
+def _mixers(pattern: str) -> str:
+    """Letters of a `layer_pattern` that are layers."""
+    return pattern.replace("-", "")
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +70,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sliding_window: positions, its own included, that a token attends to.
         full_every: with a sliding window, or linear attention, every so many layers the last one attends to all
             positions (gpt-oss: 2, Qwen3-Next: 4); None: none of them.
-        linear_heads: heads of linear attention's values, its `linear_value_dim` wide, by the gated delta rule.
+        layer_pattern: with linear attention in place of `full_every`, which of Nemotron-H's layers stand where: M has
+            linear attention, * attends to all positions, and - is a feed-forward part. `layers` counts M and *; each -
+            is part of the layer of an M, and the layers of * have none.
+        linear_heads: heads of linear attention's values, its `linear_value_dim` wide, by `linear_rule`.
         linear_key_heads: heads of its queries and keys, `linear_key_dim` wide, each of which several value heads share.
         linear_convolution: positions that its causal convolution of queries, keys and values sees.
         attention_gate: whether a sigmoid of further columns of the queries' projection weighs attention's context.
@@ -124,7 +135,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scaled_embedding: bool = False
     sliding_window: Tokens | None = None
     full_every: Count | None = None
+    layer_pattern: str | None = None
     attention_sinks: bool = False
+    linear_rule: LinearRule = LinearRule.GATED_DELTA
     linear_heads: Count | None = None
     linear_key_heads: Count | None = None
     linear_key_dim: Count | None = None
@@ -165,7 +178,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def linear(self) -> bool:
         """Whether all layers have linear attention: those of `other_kind` where some attend to all positions."""
-        return self.linear_heads is not None and self.full_every is None
+        return self.linear_heads is not None and not self._mixes
+
+    @property
+    def feeds_forward(self) -> bool:
+        """Whether layers have a feed-forward part: all but those of * in a `layer_pattern`."""
+        return self.ffn_hidden > 0
 
     @property
     def query_width(self) -> int:
@@ -218,7 +236,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def full_layers(self) -> int:
-        """Layers that attend to all positions: of those with a window or linear attention what `full_every` says."""
+        """Layers that attend to all positions: of those with a window or linear attention as many as there are said."""
+        if self.layer_pattern is not None:
+            return self.layer_pattern.count("*")
         if self.sliding_window is None and self.linear_heads is None:
             return self.layers
         return self.layers // self.full_every if self.full_every else 0
@@ -230,6 +250,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def is_of_first_kind(self, layer: int) -> bool:
         """Whether layer number `layer`, from 0, is of `first_kind`."""
+        if self.layer_pattern is not None:
+            return _mixers(self.layer_pattern)[layer] == "*"
         if self._mixes:
             return (layer + 1) % (self.full_every or 1) == 0
         return layer < self.dense_layers
@@ -238,18 +260,27 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def first_kind(self) -> Architecture:
         """The same with dense layers alone, or with those alone that attend to all positions beside linear ones."""
         if self._mixes:
-            return msgspec.structs.replace(self, full_every=None, **dict.fromkeys(_LINEAR))
+            ffn_hidden = self.ffn_hidden if self.layer_pattern is None else 0
+            nothing = dict.fromkeys((*_LINEAR, "full_every", "layer_pattern"))
+            return msgspec.structs.replace(self, ffn_hidden=ffn_hidden, **nothing)
         return self.of_dense_layers
 
     @property
     def other_kind(self) -> Architecture:
         """The same with the other layers alone."""
-        return msgspec.structs.replace(self, full_every=None) if self._mixes else self
+        return msgspec.structs.replace(self, full_every=None, layer_pattern=None) if self._mixes else self
 
     @property
     def _mixes(self) -> bool:
         """Whether layers that attend to all positions stand among those with linear attention."""
-        return self.linear_heads is not None and self.full_every is not None
+        return self.linear_heads is not None and (self.full_every is not None or self.layer_pattern is not None)
+
+    @property
+    def _is_in_pattern(self) -> bool:
+        """Whether the pattern has as many M as -, beside them * alone, and `layers` of M and *."""
+        pattern = self.layer_pattern or ""
+        mixers, others = pattern.count("M") + pattern.count("*"), pattern.count("-")
+        return pattern.count("M") == others and mixers == self.layers and mixers + others == len(pattern)
 
     def check(self, where: str) -> None:
         """Refuse shapes that contradict themselves.
@@ -290,6 +321,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (self.shared_norm and not self.norm.before, "shared_norm", "a norm before the block"),
             (self.sliding_window and self.mask is not Mask.CAUSAL, "sliding_window", "mask causal"),
             (self.full_every and not (self.sliding_window or linear), "full_every", "sliding_window or linear_heads"),
+            (self.layer_pattern and not linear, "layer_pattern", "linear_heads"),
+            (self.layer_pattern and self.full_every, "layer_pattern", "no full_every"),
+            (self.layer_pattern and self.experts, "layer_pattern", "no experts"),
+            (
+                self.layer_pattern and not self._is_in_pattern,
+                "layer_pattern",
+                f"M - in pairs, * and layers = {self.layers} of M and *",
+            ),
             (
                 linear and (self.sliding_window or self.mask is not Mask.CAUSAL),
                 "linear_heads",

@@ -11,6 +11,7 @@ class Position(enum.StrEnum):
 
     ALIBI = "alibi"
     LEARNED = "learned"
+    NONE = "none"
     ROTARY = "rotary"
 
 
@@ -87,6 +88,15 @@ class QueryKeyNorm(enum.StrEnum):
     NONE = "none"
     HEAD = "head"
     PROJECTION = "projection"
+
+
+class LinearRule(enum.StrEnum):
+    """Update of linear attention's state: the gated delta rule (Qwen3-Next), or a scalar decay of each head, which is
+    that of a state-space model (Mamba-2: its B, C and x are keys, queries and values).
+    """
+
+    GATED_DELTA = "gated-delta"
+    STATE_SPACE = "state-space"
 
 
 class Gate(enum.StrEnum):

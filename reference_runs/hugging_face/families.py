@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.architecture import Architecture
-from reference_runs.hugging_face import experts, gpt, llama
+from reference_runs.hugging_face import experts, gpt, hybrid, llama
 from reference_runs.hugging_face.aliases import ALIASES
 from reference_runs.hugging_face.configuration import Configuration, read_configuration
 from reference_runs.hugging_face.refused import refused_type
@@ -35,6 +35,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "mixtral": experts.mixtral,
     "mpt": gpt.mpt,
     "nemotron": gpt.nemotron,
+    "nemotron_h": hybrid.nemotron_h,
     "olmo": llama.olmo,
     "olmo2": llama.olmo2,
     "opt": gpt.opt,

@@ -10,7 +10,8 @@ from reference_runs.sourced import Sourced
 
 def shape(c: Configuration, *, width: str | None = "intermediate_size", fourfold: bool = False) -> None:
     """Layers, widths and vocabulary; with `fourfold` the feed-forward width is 4 * hidden where `width` is absent."""
-    c.put("layers", c.count("num_hidden_layers", "n_layer", "n_layers"))
+    if "architecture.layers" not in c.facts:
+        c.put("layers", c.count("num_hidden_layers", "n_layer", "n_layers"))
     c.put("hidden", c.count("hidden_size", "n_embd", "n_embed", "d_model"))
     c.put("heads", c.count("num_attention_heads", "n_head", "n_heads"))
     if width is not None:

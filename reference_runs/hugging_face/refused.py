@@ -16,7 +16,7 @@ _PARTS = {
     "windows or positions on some layers alone": ("cohere2", "smollm3", "llama4_text", "ministral3", "exaone4"),
     "factors on embeddings, residuals and logits": ("granite", "granitemoe", "cohere", "minicpm", "minicpm3"),
     _STATES: (
-        *("mamba", "mamba2", "falcon_mamba", "falcon_h1", "jamba", "bamba", "zamba", "zamba2", "nemotron_h", "rwkv"),
+        *("mamba", "mamba2", "falcon_mamba", "falcon_h1", "jamba", "bamba", "zamba", "zamba2", "rwkv"),
         *("granitemoehybrid", "qwen3_5_text", "lfm2", "recurrent_gemma", "minimax", "kimi_linear"),
     ),
     "sparse attention": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "doge"),

@@ -124,7 +124,7 @@ IN_BLOOM: list[Case] = [
     ('source = "slurm (multi-head attention)"', 'source = ""', "source is empty"),
     ("layers = { value = 70", "layers = { value = 0", ">= 1"),
     ("layers = { value = 70", "layers = { value = 70.5", "expected an integer"),
-    ('position = { value = "alibi"', 'position = { value = "sinus"', "allowed: alibi, learned, rotary"),
+    ('position = { value = "alibi"', 'position = { value = "sinus"', "allowed: alibi, learned, none, rotary"),
     (
         'position = { value = "alibi"',
         'rotary_base = { value = 9, unit = "1", kind = "stated", source = "slurm" }\nposition = { value = "alibi"',

@@ -68,6 +68,10 @@ NEXT |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_
 NEXT |= {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "norm_topk_prob": True}
 NEXT |= {"shared_expert_intermediate_size": 512, "decoder_sparse_step": 1}
 QWEN3_NEXT = _llama("qwen3_next", 48, 2048, 16, 151936, kv=2, ffn=5632, **NEXT)
+PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+STATES = {"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4}
+STATES |= {"head_dim": 128, "max_position_embeddings": 8192, "mlp_hidden_act": "relu2", "chunk_size": 128}
+NEMOTRON_H = _llama("nemotron_h", 52, 4096, 32, 131072, kv=8, ffn=21504, hybrid_override_pattern=PATTERN, **STATES)
 GLM = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}
 GLM |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 GLM |= {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True, "use_qk_norm": False}
@@ -141,6 +145,7 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "deepseek-v3": (_llama("deepseek_v3", 61, 7168, 128, 129280, ffn=18432, **V3), 671_026_419_200),
     "glm-4.5-air": (GLM_AIR, 106_852_245_504 + 45 * 128),  # and the routers' biases, which are buffers there
     "gpt-oss-120b": (GPT_OSS, 116_829_156_672),
+    "nemotron-h-8b": (NEMOTRON_H, 8_100_852_736),
     "qwen3-next-80b-a3b": (QWEN3_NEXT, 79_674_391_296),  # without the module of multi-token prediction
     "gpt2-xl": (
         {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
@@ -297,6 +302,22 @@ def _deepseek_v3(a: Architecture) -> Values:
     }
 
 
+def _nemotron_h(a: Architecture) -> Values:
+    return _widths(a) | {
+        "hybrid_override_pattern": a.layer_pattern,
+        "num_hidden_layers": len(a.layer_pattern or ""),
+        "intermediate_size": a.ffn_hidden,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "layer_norm_epsilon": a.norm_epsilon,
+        "mamba_num_heads": a.linear_heads,
+        "n_groups": a.linear_key_heads,
+        "ssm_state_size": a.linear_key_dim,
+        "mamba_head_dim": a.linear_value_dim,
+        "conv_kernel": a.linear_convolution,
+    }
+
+
 def _qwen3_next(a: Architecture) -> Values:
     return _without_biases(a) | {
         "full_attention_interval": a.full_every,
@@ -339,6 +360,7 @@ OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "qwen3_next": _qwen3_next,
+    "nemotron_h": _nemotron_h,
 }
 
 

@@ -68,17 +68,21 @@ def messages_of_step(
         for _ in range(blocks):
             yield "cp", "send", keys_and_values
 
-    def forward(*, attends: bool = True) -> Iterator[Message]:
-        for _ in norms if sequence_parallel else []:
+    def of_layer(layer: int, parts: list[str]) -> list[str]:
+        mixers = (architecture.layer_pattern or "").replace("-", "")
+        return parts[:1] if mixers[layer : layer + 1] == "*" else parts  # of one stage alone
+
+    def forward(layer: int, *, attends: bool = True) -> Iterator[Message]:
+        for _ in of_layer(layer, norms) if sequence_parallel else []:
             yield from joined("all_gather")  # what a norm hands to a column-parallel layer
-        for _ in sums:
+        for _ in of_layer(layer, sums):
             yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
         yield from ring(ring_forward if attends else 0)
 
-    def backward() -> Iterator[Message]:
-        for _ in sums if sequence_parallel else []:
+    def backward(layer: int) -> Iterator[Message]:
+        for _ in of_layer(layer, sums) if sequence_parallel else []:
             yield from joined("all_gather")  # gradient of the output
-        for _ in norms:
+        for _ in of_layer(layer, norms):
             if sequence_parallel:
                 yield from joined("all_gather")  # the input, for the weight's gradient
             yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")  # gradient of the input
@@ -106,8 +110,8 @@ def messages_of_step(
             yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
             if sequence_parallel:
                 yield from joined("all_gather")
-        for _ in range(layers):
-            yield from forward()
+        for layer in range(layers):
+            yield from forward(layer)
         if last:
             if sequence_parallel:
                 for operation in ("all_gather", "all_gather", "reduce_scatter"):
@@ -119,15 +123,15 @@ def messages_of_step(
         kept = 0
         for layer in reversed(range(layers)):
             if layout.recomputation is Recomputation.FULL:
-                yield from forward()
+                yield from forward(layer)
             elif layout.recomputation is Recomputation.FROM_INPUT:
-                for _ in range(layer + 1):
-                    yield from forward()
+                for again in range(layer + 1):
+                    yield from forward(again)
             elif layout.recomputation is Recomputation.SELECTIVE_OP:
-                yield from forward(attends=False)
+                yield from forward(layer, attends=False)
             elif layout.recomputation is Recomputation.SELECTIVE:
                 yield from ring(ring_forward)
-            yield from backward()
+            yield from backward(layer)
         for _ in range(v):
             # every chunk counts as the fullest one
             for layer in range(-(-layers // v)):

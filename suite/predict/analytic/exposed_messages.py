@@ -93,7 +93,7 @@ def exposed_dtensor_seconds(
     summed = 0.0 if gathers else (1 + 1 / t) / 2 * copied
     in_pieces = sent_in_pieces(layout, machine) & (machine.stack.tensor_parallel_chunks > 1)
     stops = SUMMED[:1] if layout.recomputation is Recomputation.FULL else ()
-    whole = counted.first + counted.last + (0 if gathers else counted.inputs * counted.layers)
+    whole = counted.first + counted.last + (0 if gathers else counted.input_gradients)
     exposed = whole * (sent + copied)
     for kind, layers in stage_layer_kinds(workload.architecture, layout, stage=stage):
         again = repeated_layers(layout.recomputation, layers)
@@ -148,19 +148,17 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     if not _own_methods(machine.stack) and not machine.stack.overlaps_input_gradients:
         return TensorParallelShares(share(1 / chunks), share(1 / chunks), share(1 / chunks))
     counted = tensor_parallel_messages(workload, stage=stage)
-    inputs, outputs, layers, forwards, first, last = counted
     gathers, scatters = counted.gathers, counted.scatters
     if not _own_methods(machine.stack):
-        hidden = (1 - BULK_COST) * (1 - around_experts) * inputs * layers
-        sums = outputs * forwards + inputs * layers + first + last
+        hidden = (1 - BULK_COST) * (1 - around_experts) * counted.input_gradients
         split = layout.sequence_parallel
         return TensorParallelShares(
             chosen(split, 1 - hidden / larger(gathers, 1), 1.0),
             chosen(split, 1 - hidden / larger(scatters, 1), 1.0),
-            chosen(split, 1.0, 1 - hidden / larger(sums, 1)),
+            chosen(split, 1.0, 1 - hidden / larger(scatters, 1)),
         )
-    exposed_gathers = BULK_COST * inputs * layers + first + 2 * last
-    exposed_scatters = outputs * forwards / chunks + BULK_COST * inputs * layers + first + last
+    bulk = BULK_COST * counted.input_gradients + counted.first + counted.last
+    exposed_gathers, exposed_scatters = bulk + counted.last, bulk + counted.outputs / chunks
     return TensorParallelShares(
         share(exposed_gathers / larger(gathers, 1)), share(exposed_scatters / larger(scatters, 1)), 1.0
     )

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from reference_runs.architecture_choices import LinearRule
 from reference_runs.run import Architecture, Balancing, QueryKeyNorm
+from suite.predict.analytic.linear_attention import linear_input_columns
 from suite.predict.analytic.process_groups import key_width
 
 
@@ -82,6 +84,8 @@ def _layer_tensors(a: Architecture, t: int, expert_parallel: int, top_query: boo
     attention += _linear("attention.projection", a.hidden, a.context_width // t, bias=a.bias.projection, summed=True)
     if a.experts is not None:
         feed_forward = _experts(a, t, expert_parallel)
+    elif not a.feeds_forward:
+        return norm_tensors(a, "attention_norm") + attention
     else:
         feed_forward = _feed_forward(a, "feed_forward", width=a.ffn_hidden // t)
     attention_norm, feed_forward_norm = norm_tensors(a, "attention_norm"), norm_tensors(a, "feed_forward_norm")
@@ -115,17 +119,27 @@ def _attention(a: Architecture, t: int, *, top_query: bool) -> list[ParameterTen
 
 
 def _linear_attention(a: Architecture, t: int) -> list[ParameterTensor]:
-    """Queries, keys, values and a gate, two scalars of each head, convolution, decays, and the norm of a head.
+    """Queries, keys, values and a gate, scalars of each head, convolution, decays, and the norm of a head.
 
-    Source: transformers 5, models/qwen3_next/modeling_qwen3_next.py, Qwen3NextGatedDeltaNet.
+    A state-space model has its scalars in the same matrix, a bias of the convolution, a factor of each head's values
+    that are passed by, and a gain of its own for each head.
+
+    Source: transformers 5, models/qwen3_next/modeling_qwen3_next.py, Qwen3NextGatedDeltaNet;
+    models/nemotron_h/modeling_nemotron_h.py, NemotronHMamba2Mixer.
     """
     queries, values, heads = a.query_width // t, a.context_width // t, (a.linear_heads or 0) // t
-    tensors = _linear("attention.query_key_value_gate", 2 * queries + 2 * values, a.hidden, bias=False)
-    tensors += _linear("attention.decay_and_rate", 2 * heads, a.hidden, bias=False)
-    channels = 2 * queries + values
-    taps = channels * (a.linear_convolution or 0)
-    tensors.append(ParameterTensor("attention.convolution.weight", taps, True, channels))
-    tensors += [ParameterTensor(f"attention.{name}", heads, False, heads) for name in ("step_bias", "decay")]
+    channels, is_state_space = 2 * queries + values, a.linear_rule is LinearRule.STATE_SPACE
+    taps = ParameterTensor("attention.convolution.weight", channels * (a.linear_convolution or 0), True, channels)
+    if is_state_space:
+        tensors = [*_linear("attention.query_key_value_gate", linear_input_columns(a) // t, a.hidden, bias=False), taps]
+        tensors.append(ParameterTensor("attention.convolution.bias", channels, False, channels))
+    else:
+        tensors = _linear("attention.query_key_value_gate", 2 * queries + 2 * values, a.hidden, bias=False)
+        tensors += [*_linear("attention.decay_and_rate", 2 * heads, a.hidden, bias=False), taps]
+    names = ("step_bias", "decay", "pass_by")[: 2 + is_state_space]
+    tensors += [ParameterTensor(f"attention.{name}", heads, False, heads) for name in names]
+    if is_state_space:
+        return [*tensors, _gain("attention.head_norm", values, Spread.SPLIT)]
     return [*tensors, _gain("attention.head_norm", a.linear_value_dim or 0)]
 
 

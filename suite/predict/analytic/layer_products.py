@@ -60,6 +60,8 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
     products |= {"projection": (1, tokens, h, architecture.context_width // t)}
     if architecture.experts is not None:
         return products | expert_products(workload, tokens=tokens)
+    if not architecture.feeds_forward:
+        return products
     return products | {
         "expansion": (1, tokens, (2 if architecture.activation.gated else 1) * inner, h),
         "contraction": (1, tokens, h, inner),

@@ -14,7 +14,7 @@ from suite.predict.analytic.flop import recomputed_share, selective_op_share
 from suite.predict.analytic.flop_conventions import attended_share, attended_shares
 from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
 from suite.predict.analytic.layer_products import layer_products
-from suite.predict.analytic.linear_attention import linear_forward_flop
+from suite.predict.analytic.linear_attention import linear_forward_flop, linear_rule_bytes
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
@@ -132,7 +132,7 @@ def attention_work(workload: Workload) -> AttentionWork:
     tokens = micro_batch_tokens(workload)
     if architecture.linear:
         flop = sum(linear_forward_flop(architecture, samples=layout.micro_batch).values()) / t
-        return AttentionWork(flop, w * tokens * 2 * (architecture.query_width + architecture.context_width) / t)
+        return AttentionWork(flop, linear_rule_bytes(architecture, tokens=tokens, element=w) / t)
     computed = float(attended_share(architecture)) if architecture.mask is not Mask.PREFIX else 1.0
     widths = architecture.query_width + architecture.context_width
     keys = key_width(architecture, tensor_parallel=t) * layout.context_parallel

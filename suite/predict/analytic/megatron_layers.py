@@ -187,6 +187,8 @@ class MegatronLayer:
         feed_forward = self.mlp if a.experts is None else self.experts
         normed = self.norm(x, apart=a.key_value_rank is not None)
         self.bias_dropout_add(self.self_attention(normed))
+        if not a.feeds_forward:
+            return
         after = x if a.residual is Residual.PARALLEL else self._stream()
         feed_forward(normed if a.shared_norm else self.norm(after, apart=a.experts is not None))
         self.bias_dropout_add(self._stream())
@@ -213,7 +215,7 @@ class MegatronLayer:
         self._keep("attention input", x, product=True)
         context = RankTensor(self.tokens, a.context_width // self.t)
         if a.linear:
-            self._gated_delta_rule(context)
+            self._linear_attention(context)
             return self._stream()
         self.core_attention(*self._queries_keys_values(x), context)
         if a.attention_gate:
@@ -283,13 +285,10 @@ class MegatronLayer:
                 self._keep("attention dropout output", RankTensor(rows, a.sequence))
             self._operator(scores, scores, value)
 
-    def _gated_delta_rule(self, context: RankTensor) -> None:
-        """Linear attention, see `linear_activation_bytes`; its kernel norms queries and keys, and keeps them normed."""
-        a = self.architecture
-        for kind, columns in {"query": a.query_width, "key": a.query_width, "value": a.context_width}.items():
-            self._keep(kind, RankTensor(self.tokens, columns // self.t))
+    def _linear_attention(self, context: RankTensor) -> None:
+        """Linear attention, see `linear_activation_bytes`; the delta rule's kernel keeps queries and keys normed."""
         self._keep("attention context", context)
-        kinds = linear_activation_bytes(a, tokens=self.tokens, element=self.element, ranks=self.t)
+        kinds = linear_activation_bytes(self.architecture, tokens=self.tokens, element=self.element, ranks=self.t)
         for kind, size in kinds.items():
             self._keep_bytes(kind, size)
         self._operator(context, context, context, context)

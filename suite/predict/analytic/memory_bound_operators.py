@@ -50,7 +50,8 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
 
     With T = b s / c tokens on c context-parallel ranks, t tensor-parallel ranks, w bytes an element, r = t where
     sequence parallelism splits what tensor parallelism replicates and 1 otherwise:
-        norm                 2 * 2 w T h / r         two norms read and write; one where both branches share it
+        norm                 2 * 2 w T h / r         two norms read and write; one where both branches share it, or
+                                                     where there is no feed-forward part, which halves two more
         residual add         2 * 3 w T h / r         two inputs and the sum; parallel branches: 4 w T h / r in all
         dropout              2 (2 w + 1) T h / r     and a mask, where hidden_dropout > 0
         activation           2 w T f / t             3 w T f / t where it is gated: two inputs
@@ -74,9 +75,10 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     queries, keys = architecture.query_width // t, key_width(architecture, tensor_parallel=t)
     tokens, residual = micro_batch_tokens(workload), hidden_elements(workload)
     gated = architecture.activation.gated
-    adds = 4 if architecture.residual is Residual.PARALLEL else 6
+    parts = 1 + architecture.feeds_forward
+    adds = 4 if architecture.residual is Residual.PARALLEL else 3 * parts
     bytes_by_operator = {
-        "norm": (2 if architecture.shared_norm else 4) * w * residual,
+        "norm": (2 if architecture.shared_norm else 2 * parts) * w * residual,
         "residual add": adds * w * residual,
         "activation": (3 if gated else 2) * w * tokens * f // t,
     }
@@ -86,7 +88,7 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         compressed = tokens * compressed_width(architecture) // (t if layout.sequence_parallel else 1)
         bytes_by_operator["compression norm"] = 2 * w * compressed
     if recipe.hidden_dropout > 0:
-        bytes_by_operator["dropout"] = 2 * (2 * w + MASK_BYTES) * residual
+        bytes_by_operator["dropout"] = parts * (2 * w + MASK_BYTES) * residual
     if bias.attention or bias.projection or bias.feed_forward or architecture.expert_bias:
         inside = bias.attention * (queries + 2 * keys) + bias.feed_forward * ((2 if gated else 1) * f // t)
         bytes_by_operator["bias"] = w * (inside + (bias.projection + bias.feed_forward) * h)

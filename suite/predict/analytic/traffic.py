@@ -148,39 +148,44 @@ class TensorParallelMessages(NamedTuple):
     """Counts that give the messages of hidden states of one micro-batch on a stage, by tensor parallelism.
 
     Args:
-        inputs, outputs: of a layer's attention and feed-forward, those that are f's and g's of their own.
-        layers, forwards: of the stage, and passes forward through them, repeated ones included.
+        inputs, outputs: f's and g's of the layers' parts in all passes forward, repeated ones included.
+        input_gradients, output_gradients: the same in the backward pass.
         first, last: 1 where the embedding, and where the head is on the stage.
     """
 
     inputs: int
     outputs: int
-    layers: int
-    forwards: int
+    input_gradients: int
+    output_gradients: int
     first: int
     last: int
 
     @property
     def gathers(self) -> int:
         """All-gathers with sequence parallelism; the head gathers twice, the embedding its output's gradient."""
-        of_layers = self.inputs * (self.forwards + self.layers) + self.outputs * self.layers
-        return of_layers + self.first + 2 * self.last
+        return self.inputs + self.input_gradients + self.output_gradients + self.first + 2 * self.last
 
     @property
     def scatters(self) -> int:
         """Reduce-scatters with sequence parallelism, and all-reduces without it."""
-        return self.outputs * self.forwards + self.inputs * self.layers + self.first + self.last
+        return self.outputs + self.input_gradients + self.first + self.last
 
 
 def tensor_parallel_messages(workload: Workload, *, stage: int) -> TensorParallelMessages:
     """Counts of pipeline stage `stage` that `tensor_parallel_traffic` multiplies."""
     architecture, layout = workload.architecture, workload.layout
-    layers = stage_layers(architecture, layout, stage=stage)
+    forwards = backwards = 0  # through attention, and through feed-forward parts that are f's or g's of their own
+    alone = backwards_alone = 0
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        passes = layers + repeated_layers(layout.recomputation, layers)
+        forwards, backwards = forwards + passes, backwards + layers
+        alone, backwards_alone = alone + kind.feeds_forward * passes, backwards_alone + kind.feeds_forward * layers
+    inputs, outputs = not architecture.shared_norm, architecture.residual is not Residual.PARALLEL
     return TensorParallelMessages(
-        inputs=1 if architecture.shared_norm else 2,
-        outputs=1 if architecture.residual is Residual.PARALLEL else 2,
-        layers=layers,
-        forwards=layers + repeated_layers(layout.recomputation, layers),
+        inputs=forwards + inputs * alone,
+        outputs=forwards + outputs * alone,
+        input_gradients=backwards + inputs * backwards_alone,
+        output_gradients=backwards + outputs * backwards_alone,
         first=(stage == 0) * 1,
         last=(stage == head_stage(layout)) * 1,
     )
@@ -229,7 +234,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     a = activation_message_bytes(workload)
     several = layout.tensor_parallel > 1
     counted = tensor_parallel_messages(workload, stage=stage)
-    layers, forwards = counted.layers, counted.forwards
+    layers = stage_layers(architecture, layout, stage=stage)
+    forwards = layers + repeated_layers(layout.recomputation, layers)
     passes = several * micro_batches
     latent = more_attention_inputs(architecture)
     latent_bytes = passes * latent.columns * (a // architecture.hidden)

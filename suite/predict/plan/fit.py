@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import msgspec
@@ -154,4 +155,8 @@ def _with_layers(question: Question, layers: int) -> Question:
 
 def _deep(architecture: Architecture, layers: int) -> Architecture:
     dense = min(architecture.dense_layers, layers - 1) if architecture.dense_layers else architecture.dense_layers
-    return msgspec.structs.replace(architecture, layers=layers, dense_layers=dense)
+    pattern = architecture.layer_pattern
+    if pattern is not None:
+        mixers = itertools.islice(itertools.cycle(pattern.replace("-", "")), layers)
+        pattern = "".join(mixers).replace("M", "M-")
+    return msgspec.structs.replace(architecture, layers=layers, dense_layers=dense, layer_pattern=pattern)

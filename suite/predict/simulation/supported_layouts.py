@@ -32,6 +32,7 @@ def unexecuted_parts(architecture: Architecture) -> list[str]:
         "biases of experts": architecture.expert_bias,
         "linear attention": architecture.linear_heads is not None,
         "a gate of attention": architecture.attention_gate,
+        "attention without positions": architecture.position is Position.NONE,
         "windows of some layers alone": architecture.full_every is not None and architecture.linear_heads is None,
     }
     return [name for name, applies in parts.items() if applies]

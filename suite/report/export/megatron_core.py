@@ -106,6 +106,7 @@ def _model_limits(architecture: Architecture) -> Iterator[tuple[bool, str]]:
     biases = (bias.attention, bias.projection, bias.feed_forward or bool(architecture.experts and bias.projection))
     yield architecture.embedding_norm, "a norm of embeddings"
     yield architecture.position is Position.ALIBI, "ALiBi"
+    yield architecture.position is Position.NONE, "attention without positions"
     yield architecture.extra_positions > 0, "extra_positions"
     yield not architecture.norm.before, f"the norm {architecture.norm.value}"
     yield not architecture.norm_gain, "norms without gain"

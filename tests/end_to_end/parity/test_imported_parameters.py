@@ -18,6 +18,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # no default makes a model
     "nemotron": {"num_key_value_heads": 8},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
+    "nemotron_h": {"hybrid_override_pattern": "M-M*-"},  # without experts
 }
 ODD = {"vocab_size": 331, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6}
 EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 30, "first_k_dense_replace": 1}
@@ -41,6 +42,9 @@ ODD_WIDTHS: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 30, "head_dim": 24}
     | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
     | {"linear_conv_kernel_dim": 3, "shared_expert_intermediate_size": 60, "num_key_value_heads": 3},
+    "nemotron_h": {"hybrid_override_pattern": "M-M*-M*-", "num_hidden_layers": 8, "intermediate_size": 100}
+    | {"mamba_num_heads": 6, "mamba_head_dim": 10, "n_groups": 2, "ssm_state_size": 12, "conv_kernel": 3}
+    | {"num_key_value_heads": 3, "head_dim": 24},
     "gptj": {"n_inner": 100, "rotary_dim": 6},
     "mpt": {},
     "phi3": {"intermediate_size": 100, "num_key_value_heads": 3, "pad_token_id": None},

@@ -48,6 +48,9 @@ DESCRIBED: dict[str, dict[str, Any]] = {
     | ROUTED
     | {"num_hidden_layers": 4, "head_dim": 64, "num_experts": 4, "shared_expert_intermediate_size": 128}
     | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 48},
+    "nemotron_h": GATED
+    | {"hybrid_override_pattern": "M-M*-M-", "num_hidden_layers": 7, "head_dim": 64, "mlp_hidden_act": "relu2"}
+    | {"mamba_num_heads": 8, "mamba_head_dim": 40, "n_groups": 2, "ssm_state_size": 48},
     "gpt_oss": GATED | {"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48},
 }
 # biases of one router, which are parameters to us and buffers to transformers

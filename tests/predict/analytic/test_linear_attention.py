@@ -7,24 +7,31 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from reference_runs.architecture_choices import LinearRule
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
-from reference_runs.run import Workload
+from reference_runs.run import ReferenceRun, Workload
+from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.adapters import adapter_parameters
 from suite.predict.analytic.flop import layer_forward_flop
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.linear_attention import (
-    CHUNK,
+    CHUNKS,
     linear_activation_bytes,
     linear_forward_flop,
+    linear_rule_bytes,
     linear_state_bytes,
 )
+from suite.predict.analytic.memory_bound_operators import layer_operator_bytes
 from suite.predict.analytic.parameters import parameter_count, rank_parameters
 from suite.predict.analytic.serving import sequence_cache_bytes
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
+from suite.predict.analytic.traffic import tensor_parallel_messages
 
 RUN = reference_run("qwen3-next-80b-a3b")
-LINEAR = RUN.architecture.other_kind
+HYBRID = reference_run("nemotron-h-56b")
+LINEAR, STATES = RUN.architecture.other_kind, HYBRID.architecture.other_kind
+CHUNK = CHUNKS[LinearRule.GATED_DELTA]
 
 
 def chunked_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -62,11 +69,44 @@ def test_flop_are_those_of_the_rule_in_chunks() -> None:
     assert counter.get_total_flops() == sum(linear_forward_flop(shape, samples=1).values())
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2, 16])
-def test_products_of_the_ranks_are_the_layers_flop(tensor_parallel: int) -> None:
-    for kind, _ in layer_kinds(RUN.architecture):
+def test_scan_of_a_state_space_model_equals_its_recurrence_and_has_the_flop_of_its_chunks() -> None:
+    """Heads of x [S, v, w] share B and C [S, d]: h = a h + B x^T, y = h^T C (arXiv 2405.21060, section 6)."""
+    chunk, heads = CHUNKS[LinearRule.STATE_SPACE], 3
+    torch.manual_seed(0)
+    x, decays = (
+        torch.randn(2 * chunk, heads, 10, dtype=torch.float64),
+        torch.rand(2 * chunk, heads, dtype=torch.float64),
+    )
+    keys, queries = (torch.randn(2 * chunk, 24, dtype=torch.float64) for _ in range(2))
+    expected, state = [], torch.zeros(heads, 24, 10, dtype=torch.float64)
+    for x_t, a_t, b_t, c_t in zip(x, decays, keys, queries, strict=True):
+        state = a_t[:, None, None] * state + torch.einsum("d,vw->vdw", b_t, x_t)
+        expected.append(torch.einsum("vdw,d->vw", state, c_t))
+    outputs, state = [], torch.zeros(heads, 24, 10, dtype=torch.float64)
+    with FlopCounterMode(display=False) as counter:
+        for x_c, a_c, b_c, c_c in zip(
+            x.split(chunk), decays.split(chunk), keys.split(chunk), queries.split(chunk), strict=True
+        ):
+            scores, x_h, sums = c_c @ b_c.T, x_c.transpose(0, 1), a_c.log().cumsum(0).T
+            within = (sums[:, :, None] - sums[:, None, :]).exp().tril()
+            answered = torch.bmm(c_c.expand(heads, -1, -1), state) * sums.exp()[:, :, None]
+            outputs.append((torch.bmm(scores * within, x_h) + answered).transpose(0, 1))
+            update = torch.bmm(b_c.T.expand(heads, -1, -1), x_h * (sums[:, -1:] - sums).exp()[:, :, None])
+            state = state * sums[:, -1].exp()[:, None, None] + update
+    torch.testing.assert_close(torch.cat(outputs), torch.stack(expected))
+    shape = msgspec.structs.replace(
+        STATES, sequence=2 * chunk, linear_heads=heads, linear_key_heads=1, linear_key_dim=24, linear_value_dim=10
+    )
+    assert counter.get_total_flops() == sum(linear_forward_flop(shape, samples=1).values())
+
+
+@pytest.mark.parametrize("run", [RUN, HYBRID], ids=["qwen3-next", "nemotron-h"])
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 8])
+def test_products_of_the_ranks_are_the_layers_flop(tensor_parallel: int, run: ReferenceRun) -> None:
+    for kind, _ in layer_kinds(run.architecture):
         layout = Layout(tensor_parallel=tensor_parallel, micro_batch=2)
-        products = layer_products(Workload(kind, RUN.recipe, layout))
+        products = layer_products(Workload(kind, run.recipe, layout))
+        assert ("expansion" in products) == kind.feeds_forward
         whole = layer_forward_flop(kind, samples=2)
         for part in [name for name in products if name.startswith("attention") or name == "projection"]:
             number, rows, columns, depth = products[part]
@@ -76,13 +116,40 @@ def test_products_of_the_ranks_are_the_layers_flop(tensor_parallel: int) -> None
             assert tensor_parallel * 2 * number * rows * columns * depth == whole["query, key, value"]
 
 
+@pytest.mark.parametrize(("run", "layers"), [(RUN, [12, 36]), (HYBRID, [10, 54])], ids=["qwen3-next", "nemotron-h"])
 @pytest.mark.parametrize("stages", [1, 4, 6, 7, 12, 16, 48])
-def test_stages_have_all_layers_and_parameters_of_both_kinds(stages: int) -> None:
+def test_stages_have_all_layers_and_parameters_of_both_kinds(stages: int, run: ReferenceRun, layers: list[int]) -> None:
     layout = Layout(pipeline_stages=stages)
-    by_stage = [stage_layer_kinds(RUN.architecture, layout, stage=stage) for stage in range(stages)]
-    assert [sum(kinds[place].layers for kinds in by_stage) for place in (0, 1)] == [12, 36]
-    stored = sum(rank_parameters(RUN.architecture, layout, stage=stage).all for stage in range(stages))
-    assert stored == parameter_count(RUN.architecture)
+    by_stage = [stage_layer_kinds(run.architecture, layout, stage=stage) for stage in range(stages)]
+    assert [sum(kinds[place].layers for kinds in by_stage) for place in (0, 1)] == layers
+    stored = sum(rank_parameters(run.architecture, layout, stage=stage).all for stage in range(stages))
+    assert stored == parameter_count(run.architecture)
+
+
+def test_layers_of_attention_alone_send_half_and_keep_no_feed_forward_part() -> None:
+    """118 layers of one part each: 2 messages forward and 2 backward of 64 pairs, less those of 10 missing parts."""
+    workload = Workload(HYBRID.architecture, HYBRID.recipe, HYBRID.layout)
+    counted = tensor_parallel_messages(workload, stage=0)
+    assert (counted.inputs, counted.output_gradients, counted.gathers) == (118, 118, 3 * 118 + 3)
+    attention, states = (kind for kind, _ in layer_kinds(HYBRID.architecture))
+    alone, both = (layer_operator_bytes(workload._replace(architecture=kind)) for kind in (attention, states))
+    assert (2 * alone["norm"], 2 * alone["residual add"], alone["activation"]) == (
+        both["norm"],
+        both["residual add"],
+        0,
+    )
+    kept = layer_activation_bytes(workload._replace(architecture=attention))
+    assert "feed-forward input" not in kept
+    assert kept["attention input"] > 0
+
+
+def test_a_state_space_layer_keeps_what_its_kernels_read_again() -> None:
+    """Convolution's input, gate, step of each head, output of the scan, and what the projection reads."""
+    tokens, values, keys = 16, 256 * 64, 8 * 256
+    kept = linear_activation_bytes(STATES, tokens=tokens, element=2, ranks=1)
+    assert sum(kept.values()) == 2 * tokens * (2 * keys + 3 * values + 256)
+    # x, B, C and y in 16 bits; the state of each chunk four times in fp32
+    assert linear_rule_bytes(STATES, tokens=256, element=2) == 256 * 4 * (keys + values) + 2 * 16 * 256 * values
 
 
 def test_ranks_share_what_a_layer_keeps_and_the_state_of_a_sequence() -> None:

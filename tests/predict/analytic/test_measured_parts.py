@@ -74,7 +74,7 @@ def test_the_same_holds_for_every_recorded_run_that_has_a_layout_and_a_network()
             continue
         case = Case(run.architecture, run.recipe, layout, accumulation(run.recipe, layout))
         parts = parts_of(case, machine.machine)
-        assert len(parts.layers) == (2 if run.architecture.dense_layers else 1)
+        assert len(parts.layers) == (2 if run.architecture.first_kind_layers else 1)
         plain, same = time_of(case, machine.machine), time_from(case, machine.machine, parts)
         assert same.total_seconds == pytest.approx(plain.total_seconds, rel=100 * ROUNDING, abs=0), name
         timed += 1

@@ -199,7 +199,7 @@ def test_each_rank_above_the_key_value_heads_has_one_of_them(data: st.DataObject
 def test_every_recorded_run_has_the_elements_of_a_meta_device_model() -> None:
     """Runs that are not executed have transformers' elements (tests/reference_runs/hugging_face)."""
     wrong = {}
-    for name in sorted({*run_names()} - {"gpt-oss-120b", "qwen3-next-80b-a3b"}):
+    for name in sorted({*run_names()} - {"gpt-oss-120b", "qwen3-next-80b-a3b", "nemotron-h-56b"}):
         whole = reference_run(name).architecture
         few = msgspec.structs.replace(whole, layers=min(whole.layers, whole.dense_layers + 2))  # of each kind, alike
         modules = sum(parameter.numel() for parameter in meta_model(few, Layout(), stage=0).parameters())

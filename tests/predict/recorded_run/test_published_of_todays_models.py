@@ -24,6 +24,7 @@ COUNTS = {
     "deepseek-v3": (671_026_419_200, "38B"),  # the paper prints 37B, without the tables outside the layers
     "kimi-k2": (1_026_408_232_448, "33B"),  # 32.6B in the paper
     "glm-4.5-air": (106_852_251_264, "13B"),  # 12B in the paper, without embedding and head
+    "nemotron-h-56b": (56_324_350_464, "56B"),
     "qwen3-next-80b-a3b": (79_674_391_296, "4B"),  # 3B on the card, without embedding and head
     "gpt-oss-120b": (116_829_156_672, "6B"),  # 5.13B in the card, without the embedding
 }

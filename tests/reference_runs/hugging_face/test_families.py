@@ -48,7 +48,7 @@ RECORDED = {
     **dict.fromkeys(("qwen3-30b-a3b", "qwen3-235b-a22b"), "qwen3_moe"),
     **dict.fromkeys(("nemotron4-15b", "nemotron4-340b"), "nemotron"),
     **{"glm-4.5-air": "glm4_moe", "kimi-k2": "kimi_k2", "gpt-oss-120b": "gpt_oss"},
-    "qwen3-next-80b-a3b": "qwen3_next",
+    **{"qwen3-next-80b-a3b": "qwen3_next", "nemotron-h-56b": "nemotron_h"},
 }
 LLAMA = PUBLISHED["llama2-7b"][0]
 
@@ -275,6 +275,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "allowed: linear_attention, and full_attention in every so many layers",
     ),
     (PUBLISHED["qwen3-next-80b-a3b"][0] | {"mlp_only_layers": [3]}, "mlp_only_layers; got [3], allowed: [], null"),
+    (
+        PUBLISHED["nemotron-h-8b"][0] | {"hybrid_override_pattern": "MEM*"},
+        "allowed: M or linear_attention, * or full_attention, - or mlp: no experts",
+    ),
     ({"model_type": "mamba"}, "model_type 'mamba' is not described: it has linear attention or state-space layers"),
     (
         {"model_type": "lama"},
