@@ -17,6 +17,7 @@ from suite.commands import exit_codes
 from suite.commands.diagnosed_page import Diagnosed, check_page, show
 from suite.commands.diagnosed_pair import OtherRun, print_pair
 from suite.commands.diagnosed_recordings import print_recordings
+from suite.commands.diagnosed_rows import show_rows
 from suite.commands.options import print_json
 from suite.commands.training_options import (
     LAYOUT_PANEL,
@@ -56,8 +57,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         list[Path] | None,
         typer.Argument(
             metavar="LOG",
-            help="Log of a training as its framework prints it (gzip too, and in parts); or traces, a file a rank, or "
-            "a folder of them.",
+            help="Log of a training as its framework prints it (gzip too, and in parts); traces, a file a rank, or a "
+            "folder of them; or a table's rows (.csv).",
             show_default=False,
         ),
     ] = None,
@@ -105,6 +106,10 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         float | None,
         typer.Option(help="Tflop/s of an accelerator as printed.", show_default=False, rich_help_panel=_NUMBERS),
     ] = None,
+    row: Annotated[
+        int | None,
+        typer.Option(help="Line of a table's row (default: all).", show_default=False, rich_help_panel=_NUMBERS),
+    ] = None,
     tokens_per_second: Annotated[
         float | None,
         typer.Option(help="Tokens per second of an accelerator.", show_default=False, rich_help_panel=_NUMBERS),
@@ -146,6 +151,12 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         return
     if logs and logs[0].name.endswith((BEGIN, END)):
         show(_of_record(logs[0]), html=html, as_json=json)
+        return
+    if row is not None or (logs and logs[0].suffix == ".csv"):
+        if not logs or len(logs) > 1 or run is not None:
+            raise InputError("a row is of one table, which says the run", allowed="TABLE.csv alone", where="--row")
+        counted = Printed(tflops * 1e12 if tflops else None, mfu / 100 if mfu else None, tokens_per_second)
+        show_rows(logs[0], row, counted, html=html, as_json=json)
         return
     kind, files = files_of_kind(logs or [])
     if kind is TraceKind.RECORDING:

@@ -64,10 +64,15 @@ def show(found: Diagnosed, *, html: Path | None, as_json: bool) -> None:
         print_diagnosis(console(), found.name or "the numbers given", found.run, found.answer, found.predicted)
         if html is not None:
             console().print(f"wrote {html}", soft_wrap=True, markup=False, highlight=False)
-    if found.answer.outcome is RunOutcome.NOT_PREDICTED:
-        raise typer.Exit(exit_codes.INCONCLUSIVE)
-    if found.answer.outcome not in (RunOutcome.EXPECTED, RunOutcome.FAST):
-        raise typer.Exit(exit_codes.FAIL)
+    if code := exit_code(found.answer):
+        raise typer.Exit(code)
+
+
+def exit_code(answer: RunDiagnosis) -> int:
+    """The exit code of a verdict."""
+    if answer.outcome is RunOutcome.NOT_PREDICTED:
+        return exit_codes.INCONCLUSIVE
+    return exit_codes.PASS if answer.outcome in (RunOutcome.EXPECTED, RunOutcome.FAST) else exit_codes.FAIL
 
 
 def _write_page(path: Path, found: Diagnosed) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from suite.__main__ import main
+from suite.paths import ROOT
 
 GPT2 = ("--run", "gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "8", "--batch", "480", "--layout", "dp8,micro12")
 
@@ -222,3 +223,24 @@ def test_megatrons_data_parallel_ranks_contain_those_of_experts(capsys: pytest.C
     options = ("--run", "mixtral-8x7b", "--on", "h100", "--gpus", "16", "--layout", "dp8,tp2,ep8")
     assert main(["diagnose", *options, "--step-time", "5"]) == 2
     assert "allowed: 16: dp1,tp2,ep8, where dp counts no ranks of ep" in capsys.readouterr().err
+
+
+def test_each_row_of_a_table_is_diagnosed_and_one_in_full(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = (ROOT / "reference_runs/published/megatron_sc21_table1.csv").read_text(encoding="utf-8").splitlines()
+    slow = lines[1].replace(",3.528,", ",7.056,")
+    table = tmp_path / "mine.csv"
+    table.write_text("\n".join([lines[0], lines[1], slow, lines[2]]), encoding="utf-8")
+    assert main(["diagnose", str(table)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "3 rows: 2 as expected, 1 slow"
+    assert printed[1].startswith("line 3, slow: GPT-1.7B, 7.056 s, a step is 2.04 times as long as predicted;")
+    assert main(["diagnose", str(table), "--row", "2", "--tflops", "137", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert found["pace"]["seconds"] == 3.528
+    assert found["counted"][0]["explanation"] == "counted as megatron-eq3-recomputed"
+    assert main(["diagnose", str(table), "--row", "5"]) == 2
+    assert "no row with a step time in line 5; allowed: lines 2, 3, 4" in capsys.readouterr().err
+    assert main(["diagnose", str(table), "--mfu", "50"]) == 2
+    assert "several rows; allowed: --row LINE" in capsys.readouterr().err
+    assert main(["diagnose", str(table), "--run", "gpt2-124m"]) == 2
+    assert "a row is of one table" in capsys.readouterr().err
