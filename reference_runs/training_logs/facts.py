@@ -78,6 +78,9 @@ SIGNS: Mapping[Sign, re.Pattern[str]] = {
     Sign.OUT_OF_MEMORY: re.compile(r"CUDA out of memory|OutOfMemoryError"),
 }
 _TIMER_BLOCK = re.compile(rf"^\s+([a-z][\w-]+) \.+: \(({NUMBER}), ({NUMBER})\)")
+_TIMER_ROW = re.compile(  # of Lightning's profiler
+    rf"^\|\s+(?:\[\w+\]\.?)?(?:\w+\.)?(\w+(?:\{{.*\}}\.\w+)?)\s+\|\s+({NUMBER})\s+\|"
+)
 _TIMER_LINE = re.compile(r"time \(ms\) \|(.*)")
 _TIMER = re.compile(rf"([a-z][\w -]*?): ({NUMBER})")
 
@@ -100,6 +103,8 @@ def timers_of(line: str) -> dict[str, tuple[float, float]]:
     """Seconds of the parts of a step that a line says: the least and the most of all ranks, alike where it has one."""
     if match := _TIMER_BLOCK.match(line):
         return {match[1]: (number(match[2]) / 1000, number(match[3]) / 1000)}
+    if match := _TIMER_ROW.match(line):
+        return {match[1]: (number(match[2]), number(match[2]))}
     if match := _TIMER_LINE.search(line):
         found = _TIMER.findall(match[1])
         return {name.strip(): (number(text) / 1000, number(text) / 1000) for name, text in found}

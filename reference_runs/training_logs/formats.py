@@ -60,6 +60,16 @@ _MEGATRON = {
 }
 _TERA = {"seconds": 1e-3, "flop_per_second": 1e12}
 
+DEEPSPEED = LogFormat(
+    "DeepSpeed",
+    re.compile(r"CurrSamplesPerSec="),
+    {"number": re.compile(r"global_step=(\d+)"), "samples_per_second": _after("CurrSamplesPerSec")},
+    stack="generic",
+    versions="0.7 to 0.19",
+)
+# Its steps are in its progress bars alone, and the report of its profiler says what they take
+LIGHTNING = LogFormat("Lightning", re.compile(r"(?!)"), {}, stack="pytorch", versions="2.6")
+
 FORMATS = (
     LogFormat(
         "Megatron-DeepSpeed",
@@ -155,13 +165,7 @@ FORMATS = (
         stack="torchtitan",
         versions="2024-08 to 2026-07",
     ),
-    LogFormat(
-        "DeepSpeed",
-        re.compile(r"CurrSamplesPerSec="),
-        {"number": re.compile(r"global_step=(\d+)"), "samples_per_second": _after("CurrSamplesPerSec")},
-        stack="generic",
-        versions="0.7 to 0.18",
-    ),
+    DEEPSPEED,
     LogFormat(
         "Composer",
         re.compile(r"^\s*\[(?:epoch|batch|token)=[^\]]*\]"),

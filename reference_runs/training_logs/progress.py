@@ -20,9 +20,11 @@ class ProgressBars:
         self._states: dict[int, list[tuple[int, float]]] = {}
         self._followed: Counter[int] = Counter()
         self._last = 0
+        self.are_lightnings = False
 
     def take(self, line: str) -> None:
         """Read the bars in a line."""
+        self.are_lightnings |= line.startswith("Epoch ")
         for match in _BAR.finditer(line):
             done, elapsed = int(match["done"]), _clock_seconds(match["elapsed"])
             self._last = int(match["all"])

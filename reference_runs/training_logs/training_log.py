@@ -17,7 +17,7 @@ from reference_runs.mlperf_log import MARK, logged_run
 from reference_runs.recorded_file import shown_path
 from reference_runs.regular_file import file_bytes
 from reference_runs.training_logs.facts import SIGNS, Sign, facts_of, timers_of
-from reference_runs.training_logs.formats import FORMATS, LogFormat
+from reference_runs.training_logs.formats import DEEPSPEED, FORMATS, LIGHTNING, LogFormat
 from reference_runs.training_logs.lines import log_lines, number
 from reference_runs.training_logs.progress import ProgressBars, has_stall, mean_times, times_of_states
 
@@ -28,6 +28,7 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 _KNOWN_WORDS = re.compile(r"iter|step|loss|time|tok|sampl|flop|mfu|throughput|epoch", re.IGNORECASE)
 _SHOWN_LETTERS = 100
 UNKNOWN = LogFormat("", re.compile("(?!)"), {})  # of a log without steps
+DEEPSPEED_TIMERS = ("fwd", "bwd", "step")  # that make a step, without what happens between them
 
 
 class PrintedStep(msgspec.Struct):
@@ -149,6 +150,11 @@ class _LogReader:
             step.number = float(done)
         return True
 
+    def steps_of_timers(self) -> list[PrintedStep]:
+        """Steps by DeepSpeed's timers, which it prints without a step's line where its log has warnings alone."""
+        of_steps = zip(*(self.timers.get(name, ()) for name in DEEPSPEED_TIMERS), strict=False)
+        return [PrintedStep(number=float(place), seconds=sum(map(max, parts))) for place, parts in enumerate(of_steps)]
+
     def _append(self, step: PrintedStep) -> None:
         last = self.steps[-1] if self.steps else None
         if last is not None and step.number is not None and last.number is not None:
@@ -193,7 +199,10 @@ def training_log(path: Path, *more: Path, needs_steps: bool = True) -> TrainingL
         raise InputError(f"cannot read the log: {error.strerror}", where=where) from error
     states = reader.bars.training(reader.facts.get("steps"))
     if reader.format is None and states:
-        reader.format = FORMATS[-1]
+        reader.format = LIGHTNING if reader.bars.are_lightnings else FORMATS[-1]
+    if reader.format is None:
+        reader.steps = reader.steps_of_timers()
+        reader.format = DEEPSPEED if reader.steps else None
     if not needs_steps and not (reader.steps or states):
         timers = {name: _median_pair(pairs) for name, pairs in reader.timers.items()}
         return TrainingLog(where, reader.format or UNKNOWN, [], reader.facts, timers, reader.signs, cut_off)

@@ -15,7 +15,7 @@ from reference_runs.training_logs.training_log import PrintedStep, TrainingLog, 
 from reference_runs.training_traces.files import TraceKind, files_of_kind, traces
 from suite.commands import exit_codes
 from suite.commands.diagnosed_page import Diagnosed, check_page, show
-from suite.commands.diagnosed_pair import OtherRun, print_pair
+from suite.commands.diagnosed_pair import OtherRun, print_pair, print_pair_of_traces
 from suite.commands.diagnosed_recordings import print_recordings
 from suite.commands.diagnosed_rows import show_rows
 from suite.commands.options import print_json
@@ -74,7 +74,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Log of another run to compare with: one node and two, before and after.", show_default=False
+            help="Log, or trace, of another run to compare with: one node and two, before and after.",
+            show_default=False,
         ),
     ] = None,
     against_gpus: Annotated[int | None, typer.Option(help="Accelerators of that run.", show_default=False)] = None,
@@ -127,9 +128,9 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     """Say whether a run is as fast as expected, whether its rates are counted rightly, and what makes it slow.
 
     Logs of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo, Megatron-Bridge, torchtitan, nanotron, DeepSpeed, the
-    Hugging Face Trainer (console, trainer_state.json), Composer, OLMo-core, MaxText, litgpt, nanoGPT, nanochat, llm.c
-    and MLPerf are read, and traces: of PyTorch's profiler, of Nsight Systems (SQLite), dumps of flight recorders. What
-    they do not say (model, accelerator, layout) options say.
+    Hugging Face Trainer (console, trainer_state.json), Lightning, Composer, OLMo-core, MaxText, litgpt, nanoGPT,
+    nanochat, llm.c and MLPerf are read, and traces: of PyTorch's profiler, of Nsight Systems (SQLite), dumps of flight
+    recorders. What they do not say (model, accelerator, layout) options say.
 
     Examples: python -m suite diagnose train.log --run llama2-7b --on a100 --gpus 8;
     python -m suite diagnose --run gpt2-124m --on a100 --gpus 8 --step-time 0.562;
@@ -163,6 +164,9 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         print_recordings(files, as_json=json)
         return
     steps = [step_terms(trace) for trace in traces(kind, files)] if kind is not TraceKind.LOG else []
+    if steps and against is not None:
+        print_pair_of_traces(steps, against, as_json=json)
+        return
     stated = step_time is not None or tokens_per_second is not None
     read = training_log(*files, needs_steps=not stated) if files and not steps else None
     known = said(read, sequence=asked.training.sequence) if read else Said()
@@ -182,7 +186,9 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         measured = pace(timed)
     if compares:
         compared_log = read or stated_log("the numbers given")
-        here = ComparedRun(compared_log, measured, asked.gpus or known.gpus, asked.training.batch or known.batch)
+        here = ComparedRun(
+            compared_log, measured, asked.gpus or known.gpus, asked.training.batch or known.batch, known.micro_batch
+        )
         print_pair(here, other, predicted, as_json=json)
         return
     logged = printed_rates(read) if read else Printed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,12 +10,14 @@ import typer
 
 from reference_runs.errors import InputError
 from reference_runs.training_logs.training_log import PrintedStep, stated_log, training_log
+from reference_runs.training_traces.files import TraceKind, files_of_kind, traces
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.predict.diagnosis.compared import ComparedRun, ComparedRuns, compared, with_candidates
+from suite.predict.diagnosis.compared import ComparedRun, ComparedRuns, compared, compared_traces, with_candidates
 from suite.predict.diagnosis.diagnosis import expected_step
 from suite.predict.diagnosis.pace import pace, step_seconds
 from suite.predict.diagnosis.said import said
+from suite.predict.diagnosis.trace_terms import StepTerms, step_terms
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.predicted_run import Predicted
 from suite.report.terminal.diagnosis import print_comparison
@@ -71,7 +74,22 @@ def _other(asked: OtherRun) -> ComparedRun:
     gpus, batch = asked.gpus or known.gpus, asked.batch or known.batch
     tokens = batch * known.sequence if batch and known.sequence else None
     timed = step_seconds(log, tokens=tokens, gpus=gpus, micro_batches=None)
-    return ComparedRun(log, pace(timed), gpus, batch)
+    return ComparedRun(log, pace(timed), gpus, batch, known.micro_batch)
+
+
+def print_pair_of_traces(steps: Sequence[StepTerms], other: Path, *, as_json: bool) -> None:
+    """Print how the steps of traces compare with those of another run's, and exit with 1 if they are slower.
+
+    Args:
+        other: a trace, or a folder of them.
+
+    Raises:
+        InputError: no trace.
+    """
+    kind, files = files_of_kind([other])
+    if kind not in (TraceKind.KINETO, TraceKind.NSIGHT):
+        raise InputError("cannot be compared with a trace", got=kind, allowed="traces", where=f"--against {other}")
+    _print(compared_traces(steps, [step_terms(trace) for trace in traces(kind, files)]), as_json=as_json)
 
 
 def _print(found: ComparedRuns, *, as_json: bool) -> None:

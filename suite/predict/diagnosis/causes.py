@@ -12,7 +12,7 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Workload
 from reference_runs.stack import AttentionKernel, Stack
 from reference_runs.training_logs.facts import Sign
-from reference_runs.training_logs.training_log import TrainingLog
+from reference_runs.training_logs.training_log import DEEPSPEED_TIMERS, TrainingLog
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.diagnosis.pace import DRIFT, Pace
@@ -24,6 +24,7 @@ _EXPLAINS = 0.5  # of the excess: a change that explains less is no candidate
 _MOST_SLOWDOWN = 1000.0  # of a link
 _STEPS_OF_BISECTION = 40
 _WAITING = ("forward-recv", "backward-recv", "backward-send-forward-recv", "forward-send-backward-recv")
+_LOADING = ("batch-generator", "batch generator", "batch_input", "train_dataloader_next")
 _WAITS = 2  # times the predicted step: what is slower than that waits for something
 _LARGE_SHARE = 0.25  # of the predicted step
 _OF_LAYOUT = {
@@ -92,6 +93,11 @@ def seen_causes(log: TrainingLog, pace: Pace) -> Iterator[SlowCause]:
         yield SlowCause(
             f"stalls: {when} take longer than 1.5 times the others", pace.stalled_seconds, confirm, is_seen=True
         )
+    if pace.pauses and pace.pauses.seconds > SHARE * pace.seconds:
+        when = f"a pause every {pace.pauses.rhythm} steps" if pace.pauses.rhythm else "between the steps"
+        confirm = "checkpoints, evaluation" if pace.pauses.rhythm else "the input pipeline; checkpoints, evaluation"
+        words = f"{when}, by the stamps of the lines: the framework does not time it"
+        yield SlowCause(words, pace.pauses.seconds, confirm, is_seen=True)
     if pace.drift is not None and abs(pace.drift) > DRIFT:
         direction = "slower" if pace.drift > 0 else "faster"
         confirm = "clocks and temperature (nvidia-smi -q -d PERFORMANCE), longer samples, a memory that fills"
@@ -107,9 +113,17 @@ def seen_causes(log: TrainingLog, pace: Pace) -> Iterator[SlowCause]:
 def _of_timers(log: TrainingLog, pace: Pace) -> Iterator[SlowCause]:
     """Causes that a framework's own timers show."""
     timers = log.timers
-    batches = timers.get("batch-generator") or timers.get("batch generator") or timers.get("batch_input")
+    batches = next((timers[name] for name in _LOADING if name in timers), None)
     if batches and batches[1] > SHARE * pace.seconds:
         yield SlowCause("waiting for the input pipeline", batches[1], "more workers, cached samples", is_seen=True)
+    if all(name in timers for name in DEEPSPEED_TIMERS):
+        rest = pace.seconds - sum(timers[name][1] for name in DEEPSPEED_TIMERS)
+        if rest > SHARE * pace.seconds:
+            words = f"time that is in none of the timers {', '.join(DEEPSPEED_TIMERS)}"
+            yield SlowCause(words, rest, "the input pipeline; logging, checkpoints, evaluation", is_seen=True)
+    saving = sum(seconds[1] for name, seconds in timers.items() if name.startswith("ModelCheckpoint"))
+    if saving > SHARE * pace.seconds:
+        yield SlowCause("saving checkpoints", saving, "fewer of them; asynchronous saving", is_seen=True)
     waiting = sum(timers[name][1] for name in (*_WAITING, _DRAINING) if name in timers)
     if waiting > _WAITING_SHARE * pace.seconds:
         words = "stages wait for each other: the pipeline fills and drains (its bubble)"

@@ -1,8 +1,9 @@
-"""Two measured runs of one model: one node and two, before and after."""
+"""Two measured runs of one model, by their logs or by their traces: one node and two, before and after."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,10 +12,13 @@ from reference_runs.training_logs.training_log import TrainingLog
 from suite.predict.diagnosis.causes import ExpectedStep, SlowCause, candidates, seen_causes
 from suite.predict.diagnosis.diagnosis import MOST_CAUSES
 from suite.predict.diagnosis.pace import Pace
+from suite.predict.diagnosis.trace_causes import late_cause, late_rank, longer_terms
+from suite.predict.diagnosis.trace_terms import StepTerms
 
 LEAST_LOSS = 0.05  # of the rate of one accelerator; less is noise
 _SMALLER = 0.7  # times the samples of an accelerator
 _MOSTLY = 0.5  # of a step
+_LEAST_OF_RECOMPUTATION, _MOST_OF_RECOMPUTATION = 1.15, 1.4  # times the step without
 _WORK_ALIKE = 0.02  # relative: flop a step of both
 
 
@@ -36,6 +40,7 @@ class ComparedRuns(msgspec.Struct, frozen=True):
     of_step: bool
     formula_changed: bool
     causes: list[SlowCause]
+    of_traces: bool = False
 
 
 class ComparedRun(NamedTuple):
@@ -45,6 +50,7 @@ class ComparedRun(NamedTuple):
     pace: Pace
     gpus: int | None
     batch: int | None
+    micro_batch: int | None = None
 
     @property
     def device_samples(self) -> float | None:
@@ -80,6 +86,31 @@ def compared(here: ComparedRun, other: ComparedRun) -> ComparedRuns:
     )
 
 
+def compared_traces(here: Sequence[StepTerms], other: Sequence[StepTerms]) -> ComparedRuns:
+    """How much longer a step takes than that of another run, and the terms that take longer; traces of several ranks.
+
+    Terms are those of the rank that the others wait for, else of the first.
+    """
+    slow, usual = late_rank(here), late_rank(other)
+    shown, beside = here[slow.place if slow else 0], other[usual.place if usual else 0]
+    slowdown = shown.seconds / beside.seconds
+    causes = []
+    if slowdown > 1 + LEAST_LOSS:
+        late = [] if slow is None or usual is not None else [late_cause(here, slow)]
+        causes = [*late, *longer_terms(shown, beside)][:MOST_CAUSES]
+    seconds = shown.seconds, beside.seconds
+    return ComparedRuns(
+        shown.where,
+        beside.where,
+        *seconds,
+        slowdown,
+        of_step=True,
+        formula_changed=False,
+        causes=causes,
+        of_traces=True,
+    )
+
+
 def _formula_changed(here: ComparedRun, other: ComparedRun) -> bool:
     """Whether printed rates times step times differ although the batches are alike."""
     works = []
@@ -111,6 +142,13 @@ def with_candidates(
             words += f"{found.seconds / found.other_seconds:.2g} times the step"
             confirm = "the host that launches kernels, and messages: larger micro-batches, torch.compile, CUDA graphs"
             causes.append(SlowCause(words, min(fixed * found.seconds, excess), confirm))
+    if here.micro_batch and other.micro_batch and here.micro_batch < other.micro_batch:
+        words = f"micro-batches of {here.micro_batch} samples in place of {other.micro_batch}"
+        confirm = "a profile: short kernels, and a host that cannot launch fast enough; larger micro-batches"
+        causes.append(SlowCause(words, excess, confirm))
+    if not expected and _LEAST_OF_RECOMPUTATION <= found.slowdown <= _MOST_OF_RECOMPUTATION:
+        words = "activations that are computed again, which takes up to a third of a step"
+        causes.append(SlowCause(words, excess, "gradient checkpointing in the configuration; a trace"))
     if expected:
         measured = found.seconds / found.slowdown / expected.seconds
         for each in candidates(expected, found.slowdown * expected.seconds, known=expected.workload.layout):

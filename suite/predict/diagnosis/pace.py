@@ -17,7 +17,21 @@ MOST_STALLED = 0.25  # of the steps; more are another pace
 BEYOND_SPREAD = 0.9  # of the distance of the quartiles: a smaller change is noise
 DRIFT = 0.1  # of the median from the first tenth to the last: less is no trend
 _STAMPED = "step times are those between the stamps of the lines, with all that happens between two steps"
+FEWEST_STALLS = 2  # a single one, of whatever length, is no pace of the run
 _ENOUGH = 10  # steps to see a trend or a rhythm in
+_LEAST_PAUSE_SECONDS = 2.0  # in all: stamps may have whole seconds
+
+
+class Pauses(msgspec.Struct, frozen=True):
+    """Time between the steps, which the framework does not time, by the stamps of its lines.
+
+    Args:
+        seconds: of a step, on average.
+        rhythm: steps from one pause to the next, if the time lies in a few that are equally far apart.
+    """
+
+    seconds: float
+    rhythm: int | None
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -33,6 +47,7 @@ class Pace(msgspec.Struct, frozen=True):
         stalls: how many took longer than STALL times the median.
         stalled_seconds: by which stalls make the mean step longer than the median.
         rhythm: steps from stall to stall, where that is always alike.
+        pauses: None: the lines have no stamps, or their steps fill the time between them.
     """
 
     seconds: float
@@ -44,6 +59,7 @@ class Pace(msgspec.Struct, frozen=True):
     stalls: int = 0
     stalled_seconds: float = 0.0
     rhythm: int | None = None
+    pauses: Pauses | None = None
 
 
 def step_seconds(
@@ -74,7 +90,7 @@ def step_seconds(
             stamped |= seconds is not None
         before = step
         if seconds is not None and 0 < seconds < float("inf"):
-            timed.append(PrintedStep(number=step.number, seconds=seconds))
+            timed.append(PrintedStep(number=step.number, seconds=seconds, stamp=step.stamp))
     if timed:
         log.notes.extend([_STAMPED] if stamped else [])
         return timed
@@ -112,7 +128,7 @@ def pace(steps: Sequence[PrintedStep], *, warm_up: int = WARM_UP) -> Pace:
     median = statistics.median(kept)
     low, _, high = statistics.quantiles(kept, n=4) if len(kept) > 1 else (median, median, median)
     slow = [number for number, each in enumerate(kept) if each > STALL * median]
-    slow = slow if len(slow) <= MOST_STALLED * len(kept) else []
+    slow = slow if FEWEST_STALLS <= len(slow) <= MOST_STALLED * len(kept) else []
     ordinary = [each for each in kept if each <= STALL * median]
     lost = statistics.fmean(kept) - statistics.fmean(ordinary) if slow and ordinary else 0.0
     drift = None
@@ -120,7 +136,24 @@ def pace(steps: Sequence[PrintedStep], *, warm_up: int = WARM_UP) -> Pace:
         third = len(ordinary) // 3
         early, late = statistics.median(ordinary[:third]), statistics.median(ordinary[-third:])
         drift = late / early - 1 if abs(late - early) >= BEYOND_SPREAD * (high - low) else 0.0
-    return Pace(median, low, high, len(kept), skipped, drift, len(slow), lost, _rhythm(kept_steps, slow))
+    rhythm = _rhythm(kept_steps, slow)
+    return Pace(median, low, high, len(kept), skipped, drift, len(slow), lost, rhythm, _pauses(kept_steps))
+
+
+def _pauses(steps: Sequence[PrintedStep]) -> Pauses | None:
+    pauses, count = list[float](), 0.0
+    for before, step in pairwise(steps):
+        if not (before.stamp and step.stamp and step.seconds and before.number is not None and step.number is not None):
+            return None
+        count += step.number - before.number
+        pauses.append(step.stamp - before.stamp - (step.number - before.number) * step.seconds)
+    whole = sum(pauses)
+    if whole < _LEAST_PAUSE_SECONDS or count <= 0:
+        return None
+    longest = sorted(range(len(pauses)), key=lambda place: -pauses[place])[: int(MOST_STALLED * len(pauses))]
+    long = sorted(place for place in longest if pauses[place] > whole / len(pauses))
+    is_few = sum(pauses[place] for place in long) > whole / 2
+    return Pauses(whole / count, _rhythm(steps, [place + 1 for place in long]) if is_few else None)
 
 
 def _rhythm(steps: Sequence[PrintedStep], slow: Sequence[int]) -> int | None:

@@ -26,6 +26,7 @@ _LEAST = {
     Term.RECOMPUTATION: (0.1, "no activation checkpointing, or of fewer modules, where memory allows it"),
     Term.OPTIMIZER: (0.3, "fused=True or foreach=True; more tokens a step; a sharded optimizer"),
 }
+_CONFIRM = "clocks and power limit; sizes and dtypes of the kernels; the model, batch and layout stated"
 _LEAST_EXPOSED = 0.1
 _LEAST_MEMORY_BOUND = 0.2  # and longer than matrix multiplications and attention
 _PREDICTED = {
@@ -162,14 +163,33 @@ def traced(
         found += [each for each in _exceeding(terms, shown.seconds) if each[0] not in rows]
     causes = sorted((cause for _, cause in found), key=lambda cause: -(cause.seconds or 0.0))
     if slow is not None:
-        words = f"{rank_name(steps, slow.place)} comes last to its collectives, and the others wait for it"
-        confirm = "its clocks, temperature, processor and links; `accept` on its node"
-        more = _longer_term(steps, slow.place)
-        causes.insert(0, SlowCause(f"{words}{more}", slow.seconds, confirm, is_seen=True))
+        causes.insert(0, late_cause(steps, slow))
     notes = [*answer.notes, *shown.notes]
     if len(steps) > 1:
         notes.append(f"terms are those of {rank_name(steps, slow.place if slow else 0)}, of {len(steps)} traces")
     return msgspec.structs.replace(answer, causes=causes[:MOST_CAUSES], measured=terms, notes=notes)
+
+
+def late_cause(steps: Sequence[StepTerms], late: LateRank) -> SlowCause:
+    """The slow rank as a cause, with the term that it takes longer for."""
+    words = f"{rank_name(steps, late.place)} comes last to its collectives, and the others wait for it"
+    confirm = "its clocks, temperature, processor and links; `accept` on its node"
+    return SlowCause(f"{words}{_longer_term(steps, late.place)}", late.seconds, confirm, is_seen=True)
+
+
+def longer_terms(here: StepTerms, other: StepTerms) -> list[SlowCause]:
+    """Terms of a step that take longer than those of another run, the longest excess first."""
+    excess = {term: seconds - other.terms[term] for term, seconds in here.terms.items()}
+    return [
+        SlowCause(
+            f"{term}: {here.terms[term]:.3g} s of a step, there {other.terms[term]:.3g} s",
+            excess[term],
+            _LEAST[term][1] if term in _LEAST else _CONFIRM,
+            is_seen=True,
+        )
+        for term in sorted(excess, key=lambda term: -excess[term])
+        if excess[term] > SHARE * other.seconds
+    ]
 
 
 def rank_name(steps: Sequence[StepTerms], place: int) -> str:
@@ -227,5 +247,4 @@ def _exceeding(terms: Sequence[MeasuredTerm], seconds: float) -> Iterator[tuple[
         excess = each.seconds - (each.predicted_seconds or 0.0)
         if each.predicted_seconds is not None and excess > SHARE * seconds:
             words = f"{each.name}: {each.seconds:.3g} s of a step, predicted {each.predicted_seconds:.3g} s"
-            confirm = "clocks and power limit; sizes and dtypes of the kernels; the model, batch and layout stated"
-            yield each.name, SlowCause(words, excess, confirm, is_seen=True)
+            yield each.name, SlowCause(words, excess, _CONFIRM, is_seen=True)

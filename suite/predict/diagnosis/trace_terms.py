@@ -250,8 +250,8 @@ def _host_segments(trace: DeviceTrace) -> Iterator[tuple[int, int, Term, int]]:
             label, term = trace.labels[host.labels[index]], terms[host.labels[index]]
             if label.name.startswith("autograd::engine::evaluate_function"):
                 in_node = True
-            elif outer in (Term.RECOMPUTATION, Term.INPUT, Term.OPTIMIZER):
-                term = outer
+            elif outer in (Term.RECOMPUTATION, Term.INPUT) or (outer is Term.OPTIMIZER and not label.records_graph):
+                term = outer  # what records a graph within the optimizer is a forward pass, in its closure
             elif in_node and label.records_graph and label.name.startswith("aten::"):
                 term = Term.RECOMPUTATION
             stack.append((min(host.ends[index], until), term, in_node))

@@ -145,7 +145,7 @@ def print_comparison(out: Console, found: ComparedRuns) -> None:
     for number, cause in enumerate(found.causes, 1):
         print_folded(out, f"cause {number}: {cause.words}{_of_a_step(cause)}", "")
         print_folded(out, f"    look at: {cause.confirm}")
-    if found.of_step:
+    if found.of_step and not found.of_traces:
         print_folded(
             out,
             "the batches or numbers of accelerators are not known: --gpus, --batch, --against-gpus, --against-batch",

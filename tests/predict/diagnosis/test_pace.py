@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.errors import InputError
 from reference_runs.training_logs.formats import LogFormat
 from reference_runs.training_logs.training_log import PrintedStep, TrainingLog
-from suite.predict.diagnosis.pace import pace, step_seconds
+from suite.predict.diagnosis.pace import Pauses, pace, step_seconds
 
 
 def steps(*seconds: float) -> list[PrintedStep]:
@@ -71,3 +71,25 @@ def test_times_follow_from_rates_stamps_and_micro_batches() -> None:
 def test_a_log_without_times_is_refused(printed: list[PrintedStep], words: str) -> None:
     with pytest.raises(InputError, match=words):
         step_seconds(log(*printed), tokens=None, gpus=None, micro_batches=None)
+
+
+def stamped(*pauses: float) -> list[PrintedStep]:
+    """Steps of a second, each after a pause that its time does not contain."""
+    moments = [sum(1 + each for each in pauses[: place + 1]) for place in range(len(pauses))]
+    return [PrintedStep(number=float(place), seconds=1.0, stamp=1 + each) for place, each in enumerate(moments)]
+
+
+def test_a_single_long_step_is_no_pace_of_the_run() -> None:
+    assert pace(steps(*[1.0] * 20, 30.0, *[1.0] * 20)).stalls == 0
+    assert pace(steps(*[1.0] * 20, 30.0, 30.0, *[1.0] * 20)).stalls == 2
+
+
+def test_what_passes_between_the_steps_is_known_by_the_stamps_of_their_lines() -> None:
+    each_step = pace(stamped(*[0.5] * 43))
+    assert (each_step.seconds, each_step.pauses) == (1, Pauses(pytest.approx(0.5), None))
+    every_tenth = pace(stamped(*(5.0 if place % 10 == 0 else 0.0 for place in range(43))))
+    assert every_tenth.pauses is not None
+    assert every_tenth.pauses.rhythm == 10
+    assert every_tenth.pauses.seconds == pytest.approx(20 / 39)
+    assert pace(stamped(*[0.0] * 43)).pauses is None
+    assert pace(steps(*[1.0] * 43)).pauses is None

@@ -99,6 +99,20 @@ def test_a_step_ends_when_the_device_has_ended_what_was_launched_in_it(tmp_path:
     assert step.terms[Term.GEMM] == pytest.approx(24 * 600e-6, rel=1e-3)
 
 
+def test_a_forward_pass_in_an_optimizers_closure_is_no_update() -> None:
+    labels, host = Labels(), Spans()
+    for category, name, start, end, records in (
+        ("annotation", "ProfilerStep#3", 0, 100, False),
+        ("annotation", "Optimizer.step#AdamW.step", 0, 100, False),
+        ("operator", "aten::linear", 10, 60, True),
+        ("operator", "aten::addmm", 10, 60, True),
+        ("operator", "aten::addcmul_", 70, 90, False),
+    ):
+        host.add(labels.number(Label(name, category, records_graph=records)), start, end, 1)
+    found = nanoseconds(step_terms(DeviceTrace("trace", 0, labels.all, Spans(), host, [])))
+    assert found == {Term.GEMM: 50, Term.OPTIMIZER: 50}
+
+
 def test_without_marks_the_whole_trace_is_one_step() -> None:
     step = of_kernels((GEMM, 0, 100), (GEMM, 150, 200))
     assert (len(step.steps), "no step is marked" in step.notes[0]) == (1, True)

@@ -145,3 +145,26 @@ def test_what_cannot_be_is_left_out(tmp_path: Path, line: str) -> None:
 def test_a_device_is_refused() -> None:
     with pytest.raises(InputError, match="not a regular file"):
         training_log(Path("/dev/zero"))
+
+
+def test_deepspeeds_timers_are_steps_where_its_log_has_warnings_alone(tmp_path: Path) -> None:
+    line = "[Rank 0] time (ms) | fwd: {} | bwd: 80.00 | bwd_inner: 70.00 | bwd_allreduce: 10.00 | step: 15.00"
+    log = read(tmp_path, line.format("40.00"), line.format("45.00"))
+    assert log.format.name == "DeepSpeed"
+    assert [step.seconds for step in log.steps] == pytest.approx([0.135, 0.14])
+
+
+def test_lightnings_profiler_says_what_its_bars_do_not(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        "Epoch 0:  50%|#####     | 20/40 [00:05<00:05,  3.70it/s]\rEpoch 0: 100%|##| 40/40 [00:11<00:00,  3.60it/s]",
+        "|  [_TrainingEpochLoop].train_dataloader_next               \t|  0.0531         \t|  2.124          \t|",
+        "|  [Callback]ModelCheckpoint{'monitor': None, 'mode': 'min'}.on_train_batch_end\t|  0.1  \t|  4.0  \t|",
+        "|  run_training_batch                                       \t|  0.1501         \t|  6.004          \t|",
+    )
+    assert log.format.name == "Lightning"
+    assert log.steps[-1].seconds == pytest.approx(0.275, abs=0.1)
+    means = {name: seconds for name, (seconds, _) in log.timers.items()}
+    assert means["train_dataloader_next"] == 0.0531
+    assert means["run_training_batch"] == 0.1501
+    assert [seconds for name, seconds in means.items() if name.startswith("ModelCheckpoint")] == [0.1]
