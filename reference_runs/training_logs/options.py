@@ -10,6 +10,7 @@ _MEGATRON = {
     "tp": "--tensor-model-parallel-size",
     "pp": "--pipeline-model-parallel-size",
     "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
     "interleave": "--num-layers-per-virtual-pipeline-stage",
     "sequence parallelism": "--sequence-parallel",
     "recompute": "--recompute-granularity, --recompute-method",
@@ -21,6 +22,7 @@ _NEMO = {
     "tp": "strategy.tensor_model_parallel_size",
     "pp": "strategy.pipeline_model_parallel_size",
     "cp": "strategy.context_parallel_size",
+    "ep": "strategy.expert_model_parallel_size",
     "interleave": "strategy.virtual_pipeline_model_parallel_size",
     "sequence parallelism": "strategy.sequence_parallel",
     "recompute": "model.config.recompute_granularity",
@@ -46,7 +48,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "tp": "parallelism.tensor_parallel_degree",
         "pp": "parallelism.pipeline_parallel_degree",
         "cp": "parallelism.context_parallel_degree",
+        "ep": "parallelism.expert_parallel_degree",
+        **dict.fromkeys(("interleave", "1f1b", "gpipe"), "parallelism.pipeline_parallel_schedule"),
         "recompute": "activation_checkpoint.mode",
+        "zero3 -> zero0": "parallelism.data_parallel_replicate_degree",
         "zero": "parallelism.fsdp_reshard_after_forward",
     },
     "nanotron": {
@@ -54,6 +59,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "global batch": "tokens.batch_accumulation_per_replica",
         "tp": "parallelism.tp",
         "pp": "parallelism.pp",
+        "ep": "parallelism.expert_parallel_size",
         "recompute": "parallelism.recompute_layer",
         "zero": "optimizer.zero_stage",
     },
@@ -78,6 +84,26 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "llm.c": {"micro-batch": "-b", "global batch": "-d", "recompute": "-r", "zero": "-z"},
     "litgpt": {"micro-batch": "train.micro_batch_size", "global batch": "train.global_batch_size"},
 }
+
+
+_OF_STACKS = {  # what a stack's name begins with -> framework
+    "megatron-core-nemo": "NeMo",
+    "megatron-core-bridge": "Megatron-Bridge",
+    "megatron-deepspeed": "Megatron-DeepSpeed",
+    "megatron": "Megatron-LM",
+    "gpt-neox": "GPT-NeoX",
+    "torchtitan": "torchtitan",
+    "nanotron": "nanotron",
+    "deepspeed": "DeepSpeed",
+    "transformers": "Hugging Face Trainer",
+    "composer": "Composer",
+    "llm-c": "llm.c",
+}
+
+
+def framework_of_stack(stack: str) -> str:
+    """The framework that a stack is of; empty: several have it."""
+    return next((framework for begins, framework in _OF_STACKS.items() if stack.startswith(begins)), "")
 
 
 def option_of(framework: str, change: str) -> str | None:

@@ -12,7 +12,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from reference_runs.training_logs.facts import Sign
-from reference_runs.training_logs.options import option_of
+from reference_runs.training_logs.options import framework_of_stack, option_of
 from reference_runs.training_logs.training_log import PrintedStep, TrainingLog
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.diagnosis.causes import ExpectedStep, SlowCause, candidates, seen_causes
@@ -189,10 +189,15 @@ def _terms(step: StepTime) -> dict[str, float]:
 
 
 def _helpful(predicted: Predicted, layout: Layout, framework: str) -> list[Saving]:
-    """Changes that the software executes, that fit, and that save a twentieth of the step or more."""
+    """Changes that the software executes, that fit, and that save a twentieth of the step or more.
+
+    Args:
+        framework: of the log; empty: not known, and the predicted software's.
+    """
     run, on = predicted.run, predicted.machine
     if run is None or on is None:
         return []
+    framework = framework or framework_of_stack(on.stack.name)
     try:
         question = question_of(run, on, ranks=layout.ranks, fixed={}, global_batch=None)
         figures = layout_figures(Workload(run.architecture, run.recipe, layout), question.machine)
