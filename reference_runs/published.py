@@ -18,6 +18,7 @@ from reference_runs.layout import Layout
 from reference_runs.named_runs import any_of, named_runs
 from reference_runs.published_as_written import canonical_table
 from reference_runs.published_cells import (
+    HYBRID,
     MEMORY,
     NEEDED,
     SHAPE,
@@ -330,9 +331,23 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
 
 def _layout(cells: Cells, recorded: Layout | None, *, mixture: bool) -> Layout:
     layout = layout_of(cells, recorded or Layout(), recorded=recorded is not None, mixture=mixture)
+    layout = msgspec.structs.replace(layout, shard_ranks=_shard_ranks(cells, layout))
     if layout.ranks != (accelerators := cells.count("gpus")):
         raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
     return layout
+
+
+def _shard_ranks(cells: Cells, layout: Layout) -> int | None:
+    """Ranks of a group that shards: as stated, those of a node where sharding is hybrid; None: all."""
+    if cells.stated.get("shard_ranks"):
+        return cells.count("shard_ranks")
+    if not cells.known.get(HYBRID):
+        return layout.shard_ranks
+    board = accelerator(cells.known["accelerator"]).board
+    of_node = cells.count("gpus_per_node") if cells.stated.get("gpus_per_node") else board.accelerators_per_node
+    shards = min(of_node // layout.tensor_parallel, layout.state_ranks)
+    cells.assumed.append(f"shard_ranks = {shards}")
+    return shards if shards > 1 else None
 
 
 def _check_computable(cells: Cells, architecture: Architecture, recipe: Recipe) -> None:

@@ -25,10 +25,12 @@ OPTIONAL = (
     *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
     *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
     *("network_bytes_per_second", "mean_document", "framework_version", BATCH_TOKENS, STEP_MS, MEMORY_GB),
-    *("fsdp", "accumulation", "recompute_modules"),
+    *("fsdp", "shard_ranks", "accumulation", "recompute_modules"),
 )
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
+HYBRID = "hybrid"  # sharding within nodes, as words.toml has it
+_HYBRID = re.compile(r"\bhsdp\b|hybrid[ _-]?shard")
 Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
 _TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
@@ -222,9 +224,16 @@ def complete_accumulation(cells: Cells) -> None:
 def complete_sharding(cells: Cells) -> None:
     """Fill `zero_stage` from `fsdp`, where that is stated: sharded weights are stage 3.
 
+    Where `zero_stage` or the framework's name says hybrid sharding, or `shard_ranks` is stated, it is 3 too.
+
     Raises:
         UnusableError: `zero_stage` says something else.
     """
+    framework = _HYBRID.search(cells.stated.get("framework", "").casefold())
+    if cells.stated.get("zero_stage") == HYBRID or (framework and cells.stated.get("zero_stage", "") in ("", "3")):
+        cells.known[HYBRID] = "yes"
+    if cells.known.get(HYBRID) or (cells.stated.get("shard_ranks") and not cells.stated.get("zero_stage")):
+        cells.stated["zero_stage"] = "3"
     if not cells.stated.get("fsdp") or not cells.claim("fsdp"):
         return
     if cells.stated.get("zero_stage", "3") not in ("", "3"):

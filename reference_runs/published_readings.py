@@ -30,7 +30,7 @@ _COUNTS = frozenset(
         *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "padded_vocab", "seq_len"),
         *("experts", "experts_per_token", "expert_ffn_hidden", "shared_experts", "dense_layers", "gpus"),
         *("gpus_per_node", "dp", "global_batch", "micro_batch", "zero_stage", "mean_document", *_AXES, BATCH_TOKENS),
-        "accumulation",
+        *("accumulation", "shard_ranks"),
     ]
 )
 _FRACTIONS = (STEP, MEMORY, MEMORY_GB, "dropout")  # numbers that a table has with decimals

@@ -44,6 +44,19 @@ def test_sharded_weights_contradict_a_zero_stage_below_three(tmp_path: Path) -> 
     assert read(tmp_path, header, row.format(3)).rows[0].layout.zero_stage == 3
 
 
+def test_hybrid_sharding_is_within_nodes_or_groups_as_large_as_stated(tmp_path: Path) -> None:
+    header = "model,gpu,gpus,dtype,global_batch,micro_batch,seq_len,tp,pp,framework,sharding_strategy,dp_shard"
+    header += ",measured_step_time_s"
+    row = "llama2-70b,A100 80GB,64,bf16,64,1,4096,1,1,{},9"
+    words = ("PyTorch,HYBRID_SHARD,", "PyTorch,hsdp,16", "PyTorch FSDP (HSDP),,", "torchtitan,,32", "FSDP,FULL_SHARD,")
+    rows = read(tmp_path, header, *(row.format(each) for each in words)).rows
+    assert [(each.layout.zero_stage, each.layout.shard_ranks) for each in rows] == [
+        *((3, 8), (3, 16), (3, 8), (3, 32), (3, None))
+    ]
+    assert [each.stack for each in rows] == ["pytorch", "pytorch", "pytorch", "torchtitan", "pytorch"]
+    assert "groups of dp x cp ranks" in reason(tmp_path, header, row.format("FSDP,hsdp,24"))
+
+
 def test_accumulation_gives_a_blank_micro_batch_and_is_noted_where_the_batches_say_another(tmp_path: Path) -> None:
     row = "LLAMA3_8B,8,DGX-H100,BF16,128,{},8192,0,1,1,1,1,1,{},4312,Megatron-Bridge"
     given, agreeing, other = read(tmp_path, NVIDIA, *(row.format(*each) for each in (("", 8), (2, 8), (2, 4)))).rows

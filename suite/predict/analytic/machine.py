@@ -78,6 +78,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         kernels: of the accelerator, as far as the memory of operators depends on them.
         direct_link: whether one accelerator reaches the memory of the others of its node, as through NVLink.
         network_bytes_per_second: peak that a node sends over all its network interfaces, one way.
+        usual_network_bytes_per_second: one accelerator's share of what leaves the usual node; None: not known.
         network_latency_seconds: of one step of a collective that leaves the node.
         watts: of one accelerator; None: not recorded.
         power_share: of `watts` that training draws on average.
@@ -142,6 +143,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     format_efficiency: float = 1.0
     expert_slowdown: float = 1.0
     overlap_cost: float = 0.0
+    usual_network_bytes_per_second: float | None = None
     direct_link: bool = True
     kernels: Kernels = Kernels(cuda=True)
 

@@ -15,11 +15,12 @@ from suite.predict.analytic.stage_layers import stage_layer_kinds
 def reductions_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
     """Share of the bytes of reduced gradients, on every stage and axis: w / g if the stack reduces in 16 bit, else 1.
 
-    With w bytes of a weight and g of a gradient as it is added up.
+    With w bytes of a weight and g of a gradient as it is added up. Weights whose shards are fp32 are so in
+    DistributedDataParallel too, and so are their gradients.
     """
     del stage, axis
     precision = workload.recipe.precision
-    if not stack.reduces_in_16_bit:
+    if not stack.reduces_in_16_bit or (stack.fp32_shards and workload.layout.zero_stage < 2):
         return 1.0
     return WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
 

@@ -15,7 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
-from suite.predict.analytic.collective_time import Group, axis_groups, collective_seconds
+from suite.predict.analytic.collective_time import LEAST_SECONDS, Group, axis_groups, collective_seconds, taken_share
 from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.exposed_messages import tensor_parallel_exposure
 from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, head_seconds, layer_time
@@ -265,6 +265,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     weight_passes = weight_casts(layout, micro_batches=micro_batches) * weight_casts_share(workload, stack)
     given, beyond = _given_parts(step, stage)
     updated = updated_parameters(rank, layout)
+    taken = seconds["taken"] / larger(seconds["reduction"] + seconds["gather"], LEAST_SECONDS)
     one, slowdown = micro_batch.seconds + beyond.total, micro_batch.slowdown
     added = _accumulation_bytes(workload.recipe, stack, micro_batches) * rank.all / bandwidth
     copied = micro_batches * shard_copies_bytes(workload, stack, parameters=rank.all) / bandwidth
@@ -286,7 +287,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             computation_seconds=larger(slowdown * computation.both_passes + beyond.total, 0.0),
             micro_batches=micro_batches,
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
-            overlap_cost=machine.overlap_cost,
+            overlap_cost=machine.overlap_cost * taken,
             gathers_overlap=stack.overlaps_gathers,
         )
         + copied,
@@ -336,11 +337,11 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
     """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather.
 
     Gradients and new weights have the bytes of the traffic, or fewer as `narrow_traffic.py` has it. Of tensor
-    parallelism what nothing hides.
+    parallelism what nothing hides. "taken": those of data parallelism, each message's times `taken_share`.
     """
     workload, stack = step.workload, step.machine.stack
     exposed = tensor_parallel_exposure(workload, step.machine, stage=stage, micro_batches=step.micro_batches)
-    seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
+    seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather", "taken"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, step.groups[axis], payload_bytes=payload, messages=messages)
         key = "tp" if axis == "kv" else axis
@@ -350,6 +351,7 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
             key = "gather" if operation == "all_gather" else "reduction"
             narrowed = gathers_share if key == "gather" else reductions_share
             spent = spent * narrowed(workload, stack, stage=stage, axis=axis)
+            seconds["taken"] = seconds["taken"] + spent * taken_share(step.machine, step.groups[axis])
         seconds[key] = seconds[key] + spent
     return seconds
 

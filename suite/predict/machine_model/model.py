@@ -99,6 +99,7 @@ def modelled_machine(
         direct_link=board.direct_link,
         link_latency_seconds=value("link_latency_seconds"),
         network_bytes_per_second=network_bytes_per_second or board.link_bytes_per_second,
+        usual_network_bytes_per_second=board.network_bytes_per_second,
         network_efficiency=value("network_efficiency"),
         network_latency_seconds=value("network_latency_seconds"),
         accelerators_per_node=accelerators_per_node,

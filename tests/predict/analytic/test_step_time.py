@@ -15,7 +15,7 @@ from reference_runs.placement import head_stage
 from reference_runs.run import Architecture, FlopConvention, Recipe, Workload
 from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
-from suite.predict.analytic.collective_time import axis_groups, collective_seconds
+from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group, taken_share
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, recomputed_flop
 from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.layer_products import layer_products
@@ -215,6 +215,56 @@ def test_hidden_traffic_slows_the_computation_that_hides_it() -> None:
     assert added(10.0, 0.25) - added(10.0, 0.0) == 0.75
     assert added(0.0, 0.25) == 1.0
     assert added(0.0, 0.25, gathers_overlap=True) == 0.25
+
+
+FSDP = msgspec.structs.replace(
+    BLOOM.layout, data_parallel=64, tensor_parallel=1, pipeline_stages=1, zero_stage=3, micro_batch=1
+)
+USUAL = msgspec.structs.replace(A100, overlap_share=1.0, overlap_cost=0.5, usual_network_bytes_per_second=25e9)
+
+
+def sharded_seconds(gbits: float, *, micro_batches: int = 1, shards: int | None = None) -> float:
+    """Seconds of BLOOM on 8 nodes with such a network each, sharded over all ranks or over groups of `shards`."""
+    layout = msgspec.structs.replace(FSDP, shard_ranks=shards)
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=64 * micro_batches)
+    case = Case(BLOOM.architecture, recipe, layout, micro_batches)
+    return time_of(case, msgspec.structs.replace(USUAL, network_bytes_per_second=gbits / 8 * 1e9)).total_seconds
+
+
+RATES_IN_GBIT = st.floats(10, 10_000)
+
+
+@given(st.lists(RATES_IN_GBIT, min_size=2, max_size=2), st.integers(1, 8), st.sampled_from([None, 2, 8, 32, 64]))
+def test_sharded_steps_never_take_longer_over_a_faster_network(
+    gbits: list[float], micro_batches: int, shards: int | None
+) -> None:
+    slow, fast = (sharded_seconds(rate, micro_batches=micro_batches, shards=shards) for rate in sorted(gbits))
+    assert fast <= slow * (1 + ROUNDING)
+
+
+@given(RATES_IN_GBIT, st.integers(1, 8))
+def test_one_group_that_shards_is_fsdp(gbits: float, micro_batches: int) -> None:
+    assert sharded_seconds(gbits, micro_batches=micro_batches, shards=64) == sharded_seconds(
+        gbits, micro_batches=micro_batches
+    )
+
+
+def test_copies_of_shards_in_each_node_pay_where_networks_are_slow_and_micro_batches_several() -> None:
+    """Each micro-batch gathers weights twice and reduces gradients over the network; copies add up gradients once."""
+    for gbits in (100.0, 400.0):
+        assert sharded_seconds(gbits, micro_batches=8, shards=8) < 0.9 * sharded_seconds(gbits, micro_batches=8)
+
+
+def test_hidden_messages_take_less_a_second_from_computation_over_a_slower_network() -> None:
+    def shares(gbits: float) -> list[float]:
+        machine = msgspec.structs.replace(USUAL, network_bytes_per_second=gbits / 8 * 1e9)
+        inside, across = (group(machine, ranks=64, ranks_in_node=ranks) for ranks in (64, 8))
+        return [taken_share(machine, inside), taken_share(machine, across)]
+
+    # 8 accelerators with 200 Gbit/s each are usual; without that all that was fitted is taken
+    assert [shares(gbits) for gbits in (400.0, 800.0, 1600.0, 3200.0)] == [[1, 0.25], [1, 0.5], [1, 1], [1, 1]]
+    slow = msgspec.structs.replace(A100, network_bytes_per_second=1e9)
+    assert taken_share(slow, group(slow, ranks=64, ranks_in_node=8)) == 1
 
 
 def test_an_axis_in_the_node_uses_links_and_one_across_nodes_the_network() -> None:
