@@ -52,6 +52,7 @@ class LoggedRun(NamedTuple):
         sequence: tokens of a sample; None where the log has none.
         ranks: accelerators; None where the log has none.
         status: "success", or how the run ended else; empty where the log does not say.
+        layout: by column of a table, what events of the layout and precision say (from version 6.1 of the rules on).
     """
 
     benchmark: str
@@ -67,6 +68,7 @@ class LoggedRun(NamedTuple):
     part: str
     counted_in: str
     status: str
+    layout: dict[str, str]
 
 
 def is_mlperf_log(path: Path) -> bool:
@@ -112,8 +114,24 @@ def logged_run(path: Path, *, sequence: int | None = None) -> LoggedRun:
         part=part,
         counted_in=counted_in,
         status=status,
+        layout=_disclosed(events, where),
     )
 
+
+def _disclosed(events: Sequence[Event], where: str) -> dict[str, str]:
+    sizes = {column: _number(events, key, where) for column, key in _DISCLOSED.items()}
+    cells = {column: str(size) for column, size in sizes.items() if size is not None}
+    dtype = _text(events, "lowest_numerical_precision_in_linear")
+    return cells | ({"dtype": dtype} if dtype else {})
+
+
+_DISCLOSED = {
+    "tp": "tensor_parallelism",
+    "pp": "pipeline_parallelism",
+    "cp": "context_parallelism",
+    "ep": "expert_parallelism",
+    "micro_batch": "micro_batch_size",
+}
 
 _TEXTS = {
     "benchmark": "submission_benchmark",

@@ -23,6 +23,7 @@ MODELS = {
     "llama31_405b": "Llama 3.1 405B",
     "llama31_8b": "Llama 3.1 8B",
     "deepseekv3": "DeepSeek-V3",
+    "deepseekv3_671b": "DeepSeek-V3",
     "deepseek_v3_671b": "DeepSeek-V3",
     "gpt_oss_20b": "gpt-oss-20b",
 }
@@ -32,7 +33,9 @@ COLUMNS = (
 )
 _SHAPE = ("layers", "hidden", "heads", "vocab")  # blank: the model's own
 _ACCELERATOR = re.compile(
-    r"(GB300|GB200|B300|B200|GH200|H200|H100|H800|A100|MI300X|MI325X|MI350X|MI355X|TPU[ -]?v\d\w*|Gaudi[ -]?\d)", re.I
+    r"(GB300|GB200|B300|B200|GH200|H200|H20(?!\d)|H100|H800|A100|L40S|MI\d{3}X?|RTX[ -]?\w+|TPU[ -]?v\d\w*|Trillium"
+    r"|Ironwood|Gaudi[ -]?\d|Trainium[ -]?\d)",
+    re.I,
 )
 
 
@@ -56,8 +59,8 @@ def mlperf_row(log: Path, configuration: Path | None, stated: Mapping[str, str])
         stated: cells that the user gives; they come before those of the files.
 
     Raises:
-        InputError: a file that cannot be read as what it is, no accelerator, or a batch that log and configuration
-            say differently.
+        InputError: a file that cannot be read as what it is, no accelerator, or a batch or layout that log and
+            configuration say differently.
     """
     configuration = configuration or configuration_beside(log)
     shell = None if configuration is None else read_shell(configuration)
@@ -65,6 +68,11 @@ def mlperf_row(log: Path, configuration: Path | None, stated: Mapping[str, str])
     of_layout = dict(cells)
     length = stated.get("seq_len") or cells.get("seq_len")
     run = logged_run(log, sequence=int(length) if length else None)
+    for column in run.layout.keys() & cells.keys() - {"dtype"}:
+        if run.layout[column] != cells[column]:
+            what = f"{column} is {cells[column]} in the configuration, {run.layout[column]} in the log"
+            raise InputError(what, where=str(log))
+    cells |= run.layout
     cells |= {"global_batch": str(run.global_batch), STEP: f"{run.step_seconds:.6g}"}
     for column, number in (("seq_len", run.sequence), ("accumulation", run.accumulation), ("gpus", run.ranks)):
         if number is not None:
@@ -119,9 +127,11 @@ def _check_batch(shell: Shell, cells: Mapping[str, str], run: LoggedRun) -> None
 def _notes(run: LoggedRun, shell: Shell | None) -> list[str]:
     parts = f"{run.parts} {run.part}{'' if run.parts == 1 else 's'}"
     notes = [f"step time: median of {parts}, without evaluations, whose work the log counts in {run.counted_in}"]
-    if shell is None:
+    if run.layout:
+        notes.append(f"{', '.join(run.layout)}: as events of the log say")
+    elif shell is None:
         notes.append("layout: no config_*.sh beside the log; dp, tp, pp and micro_batch are blank")
-    elif shell.lacking:
+    if shell is not None and shell.lacking:
         notes.append(f"layout: {', '.join(shell.lacking)}, which {Path(shell.where).name} includes, is not beside it")
     if run.status not in ("", "success"):
         notes.append(f"the run ended with status {run.status}: the row does not count as one that ran")

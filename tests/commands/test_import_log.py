@@ -102,3 +102,52 @@ def test_the_configuration_of_another_run_is_refused(tmp_path: Path, capsys: pyt
     assert main(["import", str(log(tmp_path, batch=1024))]) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert "128 (MINIBS) * 16 (dp) = 2048 samples, but the log's batch is 1024" in error
+
+
+DISCLOSED = {
+    **{"lowest_numerical_precision_in_linear": "nvfp4", "lowest_numerical_precision_in_attn": "bfloat16"},
+    **{"tensor_parallelism": 1, "pipeline_parallelism": 1, "context_parallelism": 2, "expert_parallelism": 1},
+    **{"micro_batch_size": 2, "gradient_accumulation_steps": 2, "number_of_ranks": 16, "train_samples": 1574207408},
+    **{"opt_name": "adamw", "opt_base_learning_rate": 0.0008, "max_steps": 1200000, "target_accuracy": 3.3},
+}
+
+
+def whole_log(directory: Path, **disclosed: object) -> Path:
+    """The log of a run by the rules of version 6.1, with all that they ask for, output of training between."""
+    events = [line(0, "cache_clear", True), line(0, "init_start"), line(0, "submission_benchmark", "llama31_8b")]
+    events += [line(0, "submission_org", "NVIDIA"), line(0, "submission_platform", "2xNVIDIA DGX B300")]
+    events += [line(0, "global_batch_size", 32), line(0, "max_sequence_length", 8192), line(0, "seed", 1234)]
+    events += [line(0, key, value) for key, value in (DISCLOSED | disclosed).items()]
+    events += [line(60, "init_stop"), line(60, "run_start")]
+    now = 60.0
+    for block in range(14):
+        done = block * 384 * 32
+        events.append(line(now, "block_start", samples_count=done, step=done // 32))
+        for step in range(32, 385, 32):
+            at = {"samples_count": done + 32 * step, "step": done // 32 + step}
+            events += [line(now + 0.412 * step, "tracked_stats", {"throughput": 77.7, "train_loss": 4.2}, **at)]
+            events += [f"{rank}: [NeMo I 2026-10-10] Training epoch 0, iteration {step}" for rank in range(16)]
+        now += 384 * 0.412 + (9 if block == 0 else 0)
+        count = {"samples_count": done + 384 * 32}
+        events += [line(now, "block_stop", **count), line(now, "eval_start", **count)]
+        events += [line(now + 8, "eval_accuracy", 4.0, **count), line(now + 8, "eval_stop", **count)]
+        now += 8
+    return log_of(directory / "result_0.txt", *events, line(now, "run_stop", status="success", samples_count=172032))
+
+
+def test_a_whole_log_says_its_own_layout_and_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(whole_log(tmp_path))]) == 0
+    assert "tp, pp, cp, ep, micro_batch, dtype: as events of the log say" in capsys.readouterr().out
+    (row,) = load_table(Path("result_0.csv")).rows
+    assert row.step_seconds == pytest.approx(0.412, rel=1e-5)  # the first block, which warms up, is not the median
+    assert (row.accelerator, row.layout.context_parallel, row.layout.data_parallel) == ("b300-sxm", 2, 8)
+    assert (row.layout.micro_batch, row.recipe.product_format.value) == (2, "nvfp4")
+
+
+def test_a_log_and_a_configuration_of_different_layouts_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration(tmp_path)
+    assert main(["import", str(whole_log(tmp_path))]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "in the configuration, " in error
