@@ -16,7 +16,7 @@ from suite.metrics.figures import Quantity
 from suite.paths import program
 from suite.records.kernel_runs import OURS, kernel_run
 
-OF_FLOOR, MOST = 0.93, 1.02  # of the lower end of a floor that is measured or assumed, and of the data sheet
+OF_FLOOR, MOST = 0.93, 1.02  # of the lower end of a floor that is measured, and of the data sheet
 OF_COPY = {"forward": 0.90, "backward": 0.80}  # of the bandwidth of a copy, for kernels
 STEP_ERROR = 0.15  # of a predicted step time, where its own uncertainty is not known: what is asked on GPUs
 INTERPOLATION_ERROR = 0.10
@@ -84,23 +84,26 @@ def _rates(_part: HourPart, found: Any) -> PartReading:
     if known is None:
         return PartReading(f"{says}; no data sheet of {found['device']}", [])
     peak = dense_peak_flop_per_second(known, found["product_dtype"])
-    differences, floorless = [], []
+    differences, floorless, warned = [], [], []
     for name, rate, quantity, sheet, unit, scale in (
         ("copy", copy, FloorQuantity.COPY, known.board.memory_bytes_per_second, "GB/s", 1e9),
         ("product", product, f"{found['product_dtype']}_gemm", peak, "Tflop/s", 1e12),
     ):
         floors = [floor for wanted in FloorQuantity if wanted == quantity for floor in floors_for(known.floors, wanted)]
-        lowest = max(map(_least, floors), default=0.0)
+        rests_on = [floor for floor in floors if floor.kind is not FloorKind.ASSUMED]
+        lowest = max(map(_least, rests_on), default=0.0)
         floorless += [] if floors else [name]
+        assumed = max((floor.lower for floor in floors if floor.kind is FloorKind.ASSUMED), default=0.0)
+        warned += [f"{name}: below the {assumed / scale:,.4g} {unit} assumed of it"] if lowest <= rate < assumed else []
         if not lowest <= rate <= MOST * sheet:
             expected = f"{lowest / scale:,.4g} to {MOST * sheet / scale:,.4g} {unit} expected"
             differences.append(f"{name}: {rate / scale:,.4g} {unit}, {expected} of {known.title}")
     unknown = f"; no floor is known of: {', '.join(floorless)}" if floorless else ""
-    return PartReading(f"{says}{unknown}", differences)
+    return PartReading("; ".join([f"{says}{unknown}", *warned]), differences)
 
 
 def _least(floor: RateFloor) -> float:
-    """The rate from which on a device agrees with a floor."""
+    """The rate from which on a device agrees with a floor that somebody measured."""
     return floor.lower * (REJECTED_BELOW if floor.kind is FloorKind.PUBLISHED else OF_FLOOR)
 
 
@@ -161,7 +164,7 @@ def _accept(_part: HourPart, found: Any) -> PartReading:
     worse = [
         row
         for row in found["findings"]
-        if row["verdict"] not in ("PASS", "NOT RUN") and not row["evidence"].startswith(NO_FLOOR)
+        if row["verdict"] not in ("PASS", "NOT RUN") and not (row["verdict"] == "WARN" and _without_evidence(row))
     ]
     differences = [f"{row['verdict']} {row['name']}, {row['subject']}: {row['evidence']}" for row in worse]
     steps = [(row["name"], row["part"] or row["subject"], row["to_do"], row["command"]) for row in worse]
@@ -170,6 +173,11 @@ def _accept(_part: HourPart, found: Any) -> PartReading:
         differences,
         next_steps=list(dict.fromkeys(": ".join(filter(None, step)) for step in steps if step[2]))[:LISTED],
     )
+
+
+def _without_evidence(row: Any) -> bool:
+    """Whether a finding warns for want of a floor, or by an assumed one alone."""
+    return row["evidence"].startswith(NO_FLOOR) or (row.get("source") or "").startswith(f"{FloorKind.ASSUMED} of ")
 
 
 def _ladder(_part: HourPart, found: Any) -> PartReading:

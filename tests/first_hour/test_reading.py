@@ -53,6 +53,9 @@ def test_rates_of_a_known_gpu_are_held_to_its_floors_and_data_sheet_and_those_of
         ["product:", "1,200", "Tflop/s,"]
     ]
     assert rates("NVIDIA B200", 7e12, 1.42e15).differences == []
+    h20 = rates("NVIDIA H20", 3.0e12, 1.3e14)  # its floors are assumed: nothing that it did contradicts evidence
+    assert (h20.differences, h20.says.partition("; ")[2]) == ([], "copy: below the 3,400 GB/s assumed of it")
+    assert len(rates("NVIDIA H20", 5.0e12, 1.3e14).differences) == 1
     assert rates("x", None, None) == ("the device's clock stood still", [], True, ())
 
 
@@ -96,7 +99,11 @@ def test_findings_that_are_not_passed_differ_and_what_did_not_run_does_not() -> 
         "subject": "slowest rank",
         "evidence": "no floor: no rate of",
     }
-    assert read(PartKind.ACCEPT, {"summary": "accepted", "findings": [floorless]}).differences == []
+    assumed = floorless | {"evidence": "", "source": "assumed of NVIDIA H20 96 GB (2024): 3,400 GB/s or more"}
+    assert read(PartKind.ACCEPT, {"summary": "accepted", "findings": [floorless, assumed]}).differences == []
+    failed = [assumed | {"verdict": "FAIL"}, assumed | {"source": "published by others of NVIDIA H100"}]
+    names = {"part": "", "to_do": "", "command": ""}
+    assert len(read(PartKind.ACCEPT, {"summary": "", "findings": [each | names for each in failed]}).differences) == 2
 
 
 def test_each_part_that_differs_or_failed_says_what_to_do_next() -> None:
