@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -75,11 +75,7 @@ def modelled_machine(
         InputError: the accelerator has no peak in the dtype of `precision`, or in `product_format`.
     """
     board, (family_name, _) = device.board, family_of(model, device.name)
-
-    def value(name: str) -> float:
-        of_family = f"{name}.{family_name}"
-        return values[of_family if of_family in values else name]
-
+    value = partial(_of_family, values, family_name)
     older = value(GENERATION[software.generation]) if software.generation in GENERATION else 1.0
     matrix = value("matrix_efficiency") * older
     fused = FUSED_INSTEAD.get(software.attention, software.attention)
@@ -124,6 +120,12 @@ def modelled_machine(
         format_efficiency=value("format_efficiency"),
         expert_slowdown=value("expert_slowdown"),
     )
+
+
+def _of_family(values: Mapping[str, float], family: str, name: str) -> float:
+    """The parameter's value: the family's own where it has one."""
+    own = f"{name}.{family}"
+    return values[own if own in values else name]
 
 
 class RunMachine(NamedTuple):
