@@ -47,8 +47,8 @@ class _EventArguments(msgspec.Struct):
     described: Any = msgspec.field(name="Process Group Description", default="")
     ranks: Any = msgspec.field(name="Process Group Ranks", default="")
     operator: Any = msgspec.field(name="External id", default=None)  # of an operator, and of all that it launches
-    dims: Any = msgspec.field(name="Input Dims", default=None)
-    types: Any = msgspec.field(name="Input type", default=None)
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())  # decoded of products alone
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
 
 
 _NOTHING = _EventArguments()
@@ -121,7 +121,7 @@ class _KinetoReader:
             label = Label(name, category, records_graph=records)
             self.host.add(self.labels.number(label), start, end, hash(event.tid))
             if said.operator is not None and (product := product_of(name, said.dims, said.types)):
-                self.products.take_operator(int(said.operator), product)
+                self.products.take_operator(int(said.operator), product, end - start)
         else:
             group = str(said.described or said.group)
             label = Label(name, category, str(said.collective), group, str(said.ranks or said.group))
@@ -137,7 +137,7 @@ class _KinetoReader:
             for index, correlation in enumerate(kernels.links):
                 kernels.links[index] = self._launched.get(correlation, kernels.starts[index])
         self._launched.clear()
-        devices = self.kernels or {0: Spans()}
+        devices: list[tuple[int | None, Spans]] = [*self.kernels.items()] or [(None, Spans())]
         return [
             DeviceTrace(
                 where,
@@ -146,9 +146,9 @@ class _KinetoReader:
                 kernels,
                 self.host,
                 notes,
-                list(self.products.timed(device)),
+                self.products.timed(device),
             )
-            for device, kernels in devices.items()
+            for device, kernels in devices
         ]
 
 
@@ -179,7 +179,7 @@ def _event_lists(file: FileIO, reader: _KinetoReader, notes: list[str]) -> Itera
         if len(buffer) > _MOST_HELD_BYTES:
             break
     last, is_whole = _events_until_damage(buffer.decode("utf-8", "replace"))
-    yield msgspec.convert(last, list[_TraceEvent])
+    yield decoder.decode(msgspec.json.encode(last))
     if not is_whole:
         notes.append("the file is damaged or cut off: what comes before was read")
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
 
 _FACTORS: Mapping[str, tuple[int, int]] = {  # operator -> places of its factors among its inputs
     "aten::mm": (0, 1),
@@ -45,18 +49,23 @@ class Product(NamedTuple):
 
 
 class TimedProduct(NamedTuple):
-    """A product, how often a trace has it, and the median seconds of its kernels."""
+    """A product, how often a trace has it, and the median seconds of its kernels, or of its operator on a CPU."""
 
     product: Product
     calls: int
     seconds: float
 
 
-def product_of(name: str, dims: Any, types: Any) -> Product | None:
-    """The product that an operator computes; None: it computes none, or its shapes or format are not known."""
+def product_of(name: str, said_dims: msgspec.Raw, said_types: msgspec.Raw) -> Product | None:
+    """The product that an operator computes; None: it computes none, or its shapes or format are not known.
+
+    Args:
+        said_dims, said_types: of its inputs, as JSON.
+    """
     places = _FACTORS.get(name)
-    if places is None or not isinstance(dims, list) or not isinstance(types, list):
+    if places is None or not said_dims or not said_types:
         return None
+    dims, types = msgspec.json.decode(said_dims), msgspec.json.decode(said_types)
     try:
         left, right = (dims[place] for place in places)
         known = _DTYPES.get(types[places[0]])
@@ -72,22 +81,40 @@ class ProductTimes:
     """Gathers products by the number that a trace gives an operator and all that it launches."""
 
     def __init__(self) -> None:
-        self._products: dict[int, Product] = {}
-        self._kernels: dict[tuple[int, int], int] = defaultdict(int)
+        self._numbers: dict[Product, array[int]] = {}
+        self._of_operators = _NumberedTimes()
+        self._of_kernels: dict[int, _NumberedTimes] = defaultdict(_NumberedTimes)
 
-    def take_operator(self, number: int, product: Product) -> None:
-        """Keep the product of an operator."""
-        self._products[number] = product
+    def take_operator(self, number: int, product: Product, nanoseconds: int) -> None:
+        """Keep the product of an operator, and its time on the host."""
+        self._numbers.setdefault(product, array("q")).append(number)
+        self._of_operators.add(number, nanoseconds)
 
     def take_kernel(self, device: int, number: int, nanoseconds: int) -> None:
-        """Add the time of a kernel that the operator of this number launched."""
-        self._kernels[device, number] += nanoseconds
+        """Keep the time of a kernel that the operator of this number launched."""
+        self._of_kernels[device].add(number, nanoseconds)
 
-    def timed(self, device: int) -> Iterator[TimedProduct]:
-        """The products that a device computed."""
-        times = defaultdict[Product, list[int]](list)
-        for (where, number), nanoseconds in self._kernels.items():
-            if where == device and nanoseconds > 0 and (product := self._products.get(number)):
-                times[product].append(nanoseconds)
-        for product, each in times.items():
-            yield TimedProduct(product, len(each), statistics.median(each) / 1e9)
+    def timed(self, device: int | None) -> list[TimedProduct]:
+        """The products that a device computed; None: the host, by its operators."""
+        times = self._of_operators if device is None else self._of_kernels[device]
+        calls = dict.fromkeys(chain.from_iterable(self._numbers.values()), 0)
+        for number, nanoseconds in zip(times.numbers, times.nanoseconds, strict=True):
+            if number in calls:
+                calls[number] += nanoseconds
+        found = []
+        for product, numbers in self._numbers.items():
+            if each := [calls[number] for number in numbers if calls[number]]:
+                found.append(TimedProduct(product, len(each), statistics.median(each) / 1e9))
+        return found
+
+
+class _NumberedTimes:
+    """Times by the number of an operator, in columns: a trace has millions."""
+
+    def __init__(self) -> None:
+        self.numbers, self.nanoseconds = array("q"), array("q")
+
+    def add(self, number: int, nanoseconds: int) -> None:
+        """Append one time."""
+        self.numbers.append(number)
+        self.nanoseconds.append(nanoseconds)

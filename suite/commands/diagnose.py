@@ -145,6 +145,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     check_page(html)
     other = OtherRun(against, against_step_time, against_gpus, against_batch)
     compares = other.check()
+    if html is not None and (compares or (not logs and step_time is None and tokens_per_second is None)):
+        raise InputError("a page is of one run with its times", got=str(html), where="--html")
     if not logs and step_time is None and tokens_per_second is None:
         if mfu is None or asked.on is None:
             raise InputError("nothing to time", allowed="a log, or --step-time, or --mfu with --on alone")
@@ -161,6 +163,8 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
         return
     kind, files = files_of_kind(logs or [])
     if kind is TraceKind.RECORDING:
+        if html is not None:
+            raise InputError("flight recorders have no page", got=str(html), where="--html")
         print_recordings(files, as_json=json)
         return
     steps = [step_terms(trace) for trace in traces(kind, files)] if kind is not TraceKind.LOG else []

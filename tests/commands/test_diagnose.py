@@ -121,6 +121,8 @@ def test_a_trainers_last_rate_of_one_process_is_found(capsys: pytest.CaptureFixt
         (("--step-time", "1", "--against", "none.log", "--against-step-time", "1"), "excludes --against"),
         (("none.log", "--html", "train.log"), "not a page's name"),
         (("none.log", "--html", "/none/page.html"), "cannot write: No such file"),
+        (("--mfu", "200", "--on", "b200", "--html", "page.html"), "a page is of one run with its times"),
+        (("--step-time", "2", "--against-step-time", "1", "--html", "page.html"), "a page is of one run"),
     ],
 )
 def test_bad_input_is_one_line(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
