@@ -15,6 +15,7 @@ import msgspec
 
 from reference_runs.errors import InputError, nearest
 from reference_runs.recorded_file import record_of
+from reference_runs.run import ProductFormat
 from reference_runs.stack import AttentionKernel
 
 MACHINE_MODEL = Path(__file__).parent / "machine_model.toml"
@@ -65,6 +66,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         measured: of these, the ones that published rows determined it with.
         why: what speaks for sharing.
         attention: share of the dense peak that each fused attention kernel reaches here.
+        exponential_flop: dense flop of 16-bit products in the time of one exponential, both at their peaks.
         uncertainty: relative standard error of a step time on an accelerator of this family that no row measured.
     """
 
@@ -74,6 +76,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention: dict[AttentionKernel, float]
     attention_source: str
     uncertainty: float
+    exponential_flop: float = 0.0
 
 
 class Spreads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,14 +98,18 @@ class Spreads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
-    """All parameters by name, and the families; a parameter `NAME.FAMILY` holds for that family alone.
+    """All parameters by name, and the families.
+
+    A parameter `NAME.FAMILY` holds for that family alone, `NAME.FORMAT` for products in that format.
 
     Args:
         edition: name of this fit, for `--edition`.
         unmeasured_stack: relative error that a stack without any published row adds; `why_unmeasured` says why.
         unnamed_accelerator: relative standard error of a step time on an accelerator that no family names, in place of
             its family's `uncertainty`; `why_unnamed` says why.
-        unfitted_products: relative error that products in a format of 8 or 4 bits add; `why_unfitted` says why.
+        unfitted_products: relative error that products in a format of 8 or 4 bits add of which no table measured a
+            step; `why_unfitted` says why.
+        measured_products: the formats of which one did.
         residual: relative standard deviation of published step times around the fit, tables weighted equally.
         spreads: by which step times differ from row to row, and together.
     """
@@ -116,6 +123,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     why_unnamed: str
     unfitted_products: float
     why_unfitted: str
+    measured_products: tuple[ProductFormat, ...] = (ProductFormat.FP8_DELAYED,)
     spreads: Spreads
     parameters: dict[str, Parameter]
     families: dict[str, Family]
@@ -164,6 +172,29 @@ class LeftOutScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     run_left_out_max: float | None = None
 
 
+class LaterScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean absolute errors in percent of rows whose table determines parameters alone: dense models, or mixtures.
+
+    Args:
+        fitted: with every row in the fit of these parameters.
+        expected: with these parameters as they were expected before any fit.
+        release_left_out: of each row, with the rows of its software's release left out.
+        accelerator_left_out: with those of its accelerator; `size_left_out`: with those of its model.
+        half_width: distance of the logarithms of predicted and measured step time within which 80 % of the rows lie,
+            releases left out.
+        coverage: percent of the rows inside the half-width that the other releases give.
+    """
+
+    rows: int
+    fitted: float
+    expected: float
+    release_left_out: float
+    accelerator_left_out: float
+    size_left_out: float
+    half_width: float
+    coverage: float
+
+
 class PeakSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured over predicted peaks of one kind of stack.
 
@@ -188,6 +219,7 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
         peaks: uncertainty of predicted peaks by kind of stack; no parameter of the fit enters them.
         peak_coverage: percent of the published peaks inside the 80 % interval that those on other numbers of
             accelerators give.
+        later: by table that determines parameters alone, of its dense models and of its mixtures.
         without_term: the same by term.
         without_term_by_table: term -> table -> mean absolute error.
     """
@@ -201,6 +233,7 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     tables: dict[str, LeftOutScore]
     without_term: dict[str, float]
     without_term_by_table: dict[str, dict[str, float]]
+    later: dict[str, dict[str, LaterScore]] = {}
 
 
 def fit_scores(path: Path | None = None) -> FitScores:

@@ -103,6 +103,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         stack_sources: texts of `source` that `stacks` is for, where the file has another name; none: all of `sources`.
         cluster: the machines that it was measured on, where other tables were too.
         fitted: its rows take part in a fit; others stay a check of it.
+        determines: parameters of the machine model that are fitted to its rows alone, after that fit.
         proxies: it has models of few layers next to whole ones.
         composed: its times are sums of measured parts, so that what a step costs besides them is not in it.
         catalog: model -> recorded run, which says what the row leaves open.
@@ -119,6 +120,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     catalog: dict[str, str] = {}
     cluster: str = ""
     fitted: bool = True
+    determines: tuple[str, ...] = ()
     proxies: bool = False
     composed: bool = False
     assumed: tuple[Assumption, ...] = ()
@@ -177,7 +179,7 @@ def shipped_tables() -> list[Path]:
 
 
 def held_out_tables() -> list[Path]:
-    """The others: no fit reads them, so that they check it."""
+    """The others: the fit of all tables does not read them, so that they check it."""
     return [PUBLISHED / table.file for table in load_tables().tables if not table.fitted]
 
 

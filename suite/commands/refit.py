@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from suite.machine.packages import require
 from suite.metrics.figures import Quantity
 from suite.paths import INSTALLED, RECORDED_H100, ROOT, whole_file
 from suite.predict.analytic.memory_uncertainty import PeakKind
-from suite.predict.machine_model.model import prepared_row
+from suite.predict.machine_model.model import PreparedRow, prepared_row
 from suite.predict.validation.measured_peaks import MeasuredPeak, calibrated, measured_peaks, peak_coverage
 from suite.records.store import read
 from suite.report.machine_model import fit_page, print_fit, print_left_out
@@ -65,6 +66,10 @@ def refit_command(
             help="Score the stored parameters, as after a change of the form; --leave-out still fits each fold.",
         ),
     ] = False,
+    only_later: Annotated[
+        bool,
+        typer.Option("--later", help="Fit those parameters alone that a single table determines; keep the others."),
+    ] = False,
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="Also fit without each table, size, run and term (minutes).")
     ] = False,
@@ -81,34 +86,50 @@ def refit_command(
     """
     if write and INSTALLED:
         raise InputError("stores into the facts of a checkout, and this is installed", where="--write")
+    if keep and only_later:
+        raise InputError("--keep fits nothing", allowed="one of the two", where="--later")
     _check_name(edition, write=write, force=force)
     require("tomli_w", "scipy")  # with the first msgspec writes TOML
-    from suite.predict.machine_model import fit, spreads
+    from suite.predict.machine_model import fit, later
+    from suite.predict.machine_model.intervals import MIXTURES
     from suite.predict.machine_model.leave_out import left_out_scores
 
-    model = machine_model()
+    model, tables = machine_model(), later.later_tables()
+    alone = {name for each in tables for name in each.parameters}
     published = [row for path in shipped_tables() for row in load_table(path).rows]
     rows = [prepared_row(row) for row in published if row.step_seconds is not None]
-    if not keep:
-        fitted = fit.fit(model, rows, start=model.values())
-        residuals = [math.log1p(error) for error in fit.errors(model, fitted.values, rows)]
-        found = spreads.estimated([each.row for each in rows], residuals, model.spreads)
-        model = msgspec.structs.replace(model, spreads=found)
-        model = fit.with_values(model, fit.fit(model, rows, start=fitted.values))
-    model = fit.determined(model, rows)
+    together = later.with_free(model, lambda name: name not in alone)
+    together = fit.determined(together if keep or only_later else _fitted(together, rows), rows)
+    own = {name: model.parameters[name] for name in alone}
+    model = msgspec.structs.replace(together, parameters=together.parameters | own)
+    model = model if keep else later.with_later(model, tables)
     out = console()
-    print_fit(out, model, fit.errors_by_table(model, rows))
+    print_fit(out, model, fit.errors_by_table(model, [*rows, *(row for each in tables for row in each.rows)]))
     scores = None
     if leave_out:
         peaks = published_peaks()
         spreads_of_peaks = calibrated([*peaks, *launched_peaks()])
-        scores = left_out_scores(model, rows, peaks=spreads_of_peaks, peak_coverage=peak_coverage(peaks))
+        scores = left_out_scores(together, rows, peaks=spreads_of_peaks, peak_coverage=peak_coverage(peaks))
+        of_later = {each.name: later.later_scores(model, each) for each in tables}
+        widest = max(each[MIXTURES].half_width for each in of_later.values())
+        scores = msgspec.structs.replace(scores, later=of_later, half_width=scores.half_width | {MIXTURES: widest})
         print_left_out(out, scores)
     if edition is not None:
         if scores is None:
             out.print(f"errors and intervals stay those of {current_edition()}; --leave-out fits them too")
         _store_edition(msgspec.structs.replace(model, edition=edition), scores)
         PAGE.write_text(fit_page(machine_model(), fit_scores(), load_tables()), encoding="utf-8")
+
+
+def _fitted(model: MachineModel, rows: Sequence[PreparedRow]) -> MachineModel:
+    """The model fitted to all rows: parameters, the spreads that their residuals have, and with these again."""
+    from suite.predict.machine_model import fit, spreads
+
+    first = fit.fit(model, rows, start=model.values())
+    residuals = [math.log1p(error) for error in fit.errors(model, first.values, rows)]
+    found = spreads.estimated([each.row for each in rows], residuals, model.spreads)
+    model = msgspec.structs.replace(model, spreads=found)
+    return fit.with_values(model, fit.fit(model, rows, start=first.values))
 
 
 def _check_name(edition: str | None, *, write: bool, force: bool) -> None:

@@ -69,6 +69,9 @@ def print_left_out(out: Console, scores: FitScores) -> None:
     print_table(out, terms, ["without", "mean error %", "more by"])
     covered = ", ".join(f"{share:.0f} % by {kind}" for kind, share in scores.coverage.items())
     out.print(f"inside 80 % intervals, left out: {covered}")
+    if scores.later:
+        out.print()
+        print_table(out, _later_rows(scores), _LATER, right=_LATER[2:])
     out.print(f"{scores.free_parameters} free parameters; {scores.all_terms:.1f} % with every term")
 
 
@@ -92,11 +95,14 @@ predicted exactly.
 
 Root mean square of all errors, each table weighted alike: {residual:.1f} %.
 
+{later}
+
 ## Intervals
 
 An 80 % interval reaches from the prediction over a factor to the prediction times it: {computing:.2f} where
-accelerators compute, {waiting:.2f} where they wait for a quarter of the step or longer. Within it lie 80 % of
-the rows whose table the fit has not seen, tables weighing alike. Of the rows of a group that was left
+accelerators compute, {waiting:.2f} where they wait for a quarter of the step or longer, {mixtures:.2f} of mixtures of
+experts. Within it lie 80 % of the rows whose table the fit has not seen, tables weighing alike; of mixtures 80 % of
+Megatron-Bridge's, the release left out (Grok-1's 18 rows are all inside). Of the rows of a group that was left
 out, inside intervals that the other groups' errors give: {coverage}.
 
 That of a peak is one for each kind of stack. Peaks are published, or reserved by PyTorch's allocator in launches on an
@@ -144,10 +150,12 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
     return PAGE.format(
         edition=model.edition,
         errors=_errors(scores, tables),
+        later=_later(scores),
         runs="\n".join(runs),
         means=_means(scores),
         computing=math.exp(scores.half_width["computing"]),
         waiting=math.exp(scores.half_width["waiting"]),
+        mixtures=math.exp(scores.half_width["mixtures"]),
         peaks=_peaks(scores),
         peak_coverage=scores.peak_coverage,
         coverage=", ".join(f"{share:.0f} % by {kind}" for kind, share in scores.coverage.items()),
@@ -175,6 +183,31 @@ _ERRORS = ("fitted", "size left out", "table left out", "cluster left out")
 
 def _errors_of(score: LeftOutScore) -> tuple[float, ...]:
     return (score.fitted, score.size_left_out, score.table_left_out, score.cluster_left_out)
+
+
+_LATER = [
+    *("table", "models", "rows", "fitted %", "release left out", "accelerator", "model"),
+    *("not fitted", "inside intervals"),
+]
+
+
+def _later_rows(scores: FitScores) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for name, kinds in scores.later.items():
+        for kind, score in kinds.items():
+            left = (score.fitted, score.release_left_out, score.accelerator_left_out, score.size_left_out)
+            rows.append([name, kind, score.rows, *(f"{each:.1f}" for each in (*left, score.expected, score.coverage))])
+    return rows
+
+
+def _later(scores: FitScores) -> str:
+    words = (
+        "After that fit, with its parameters kept, a table of later accelerators and formats determines parameters of "
+        "its own. Errors\nof its dense models and its mixtures in percent: with a release of the software, an "
+        "accelerator, or a model\nleft out, with these parameters as they were expected before any fit, and how many "
+        "rows are inside the interval that\nthe other releases give:"
+    )
+    return f"{words}\n\n{table(_later_rows(scores), _LATER, style=MARKDOWN)}" if scores.later else ""
 
 
 def _means(scores: FitScores) -> str:

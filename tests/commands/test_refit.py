@@ -7,7 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_runs.machine_model import EDITIONS, FIT_SCORES, MACHINE_MODEL, MachineModel, current_edition, editions
+from reference_runs.machine_model import (
+    EDITIONS,
+    FIT_SCORES,
+    MACHINE_MODEL,
+    MachineModel,
+    current_edition,
+    editions,
+    machine_model,
+)
 from reference_runs.published_tables import PUBLISHED
 from suite.__main__ import main
 from suite.predict.machine_model import fit
@@ -32,6 +40,23 @@ def test_keep_scores_the_stored_parameters_and_fits_nothing(
     assert (MACHINE_MODEL.read_bytes(), FIT_SCORES.read_bytes()) == before
     with pytest.raises(AssertionError, match="a fit"):  # without it there is one
         main(["refit"])
+
+
+def test_later_parameters_are_fitted_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("suite.commands.refit.shipped_tables", lambda: [PUBLISHED / "korthikanti2022_table5.csv"])
+    fitted: list[set[str]] = []
+    whole = fit.fit
+
+    def noted(model: MachineModel, *rest: object, **options: object) -> fit.Fitted:
+        fitted.append({name for name, parameter in model.parameters.items() if parameter.fitted})
+        return whole(model, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("suite.predict.machine_model.later.fit", noted)
+    assert main(["refit", "--later"]) == 0
+    assert fitted == [{"matrix_efficiency.blackwell", "format_efficiency.nvfp4"}]
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("matrix_efficiency.blackwell"))
+    assert float(line.split()[1]) == machine_model().parameters["matrix_efficiency.blackwell"].value
+    assert main(["refit", "--later", "--keep"]) == 2
 
 
 NOW = current_edition()

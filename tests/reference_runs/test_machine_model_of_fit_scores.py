@@ -8,7 +8,7 @@ import pytest
 
 from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published import load_table
-from reference_runs.published_tables import shipped_tables
+from reference_runs.published_tables import PUBLISHED, load_tables, shipped_tables
 from suite.predict.validation.published_tables import table_score
 
 SCORES = fit_scores()
@@ -44,7 +44,24 @@ def test_only_recorded_runs_are_left_out_one_by_one() -> None:
 
 
 def test_the_free_parameters_are_those_of_the_machine_model() -> None:
-    assert SCORES.free_parameters == sum(parameter.fitted for parameter in machine_model().parameters.values())
+    later = {name for facts in load_tables().tables for name in facts.determines}
+    free = {name for name, parameter in machine_model().parameters.items() if parameter.fitted}
+    assert later < free
+    assert SCORES.free_parameters == len(free - later)
+
+
+def test_tables_that_determine_parameters_alone_are_scored_and_taken_from_no_other() -> None:
+    parameters = machine_model().parameters
+    determining = {facts.file.removesuffix(".csv"): facts for facts in load_tables().tables if facts.determines}
+    assert set(SCORES.later) == set(determining)
+    for table, facts in determining.items():
+        assert not facts.fitted
+        assert all(parameters[name].tables == (table,) for name in facts.determines)
+        timed = sum(row.step_seconds is not None for row in load_table(PUBLISHED / facts.file).rows)
+        assert sum(score.rows for score in SCORES.later[table].values()) == timed
+        for score in SCORES.later[table].values():
+            assert 75 <= score.coverage <= 88
+            assert score.release_left_out >= 0.95 * score.fitted
 
 
 def test_no_table_is_predicted_better_by_a_fit_that_has_not_seen_it() -> None:

@@ -92,6 +92,24 @@ def expert_products(workload: Workload, *, tokens: int) -> dict[str, tuple[int, 
     return products
 
 
+def weighed_bias_bytes(workload: Workload, *, tokens: int, element: int) -> tuple[int, int]:
+    """Bytes by which the bias of each expert's output, times the router's weights, is added; forward and backward.
+
+    In kernels of PyTorch for each expert, in fp32 as the weights are, for each of the T k h / u elements:
+        forward     8 + 2 (4 + e)     bias times weight, the sum,
+                    8 + (4 + e)       all experts' sums put together, and converted
+        backward    2 (4 + e)         the gradient converted to fp32, and back for the output's
+                    24 + 2 e          gradients of weights and of bias, and those of the outputs put together
+    Counted on the code in PyTorch: 28 and 40 bytes with e = 2.
+
+    Source: Megatron-Core 0.15 and 0.16.1, core/transformer/moe/experts.py, TEGroupedMLP._apply_bias.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    u = layout.tensor_parallel if layout.sequence_parallel else 1
+    elements = dispatched_tokens(architecture, tokens=tokens) * architecture.hidden // u
+    return elements * (24 + 2 * element), elements * (32 + 4 * element)
+
+
 def expert_operator_bytes(workload: Workload, *, tokens: int, element: int) -> dict[str, int]:
     """Least bytes of the memory-bound operators of one layer's experts in the forward pass, by operator.
 

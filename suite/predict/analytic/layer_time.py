@@ -9,13 +9,13 @@ from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
-from suite.predict.analytic.experts import dispatched_tokens
+from suite.predict.analytic.experts import dispatched_tokens, weighed_bias_bytes
 from suite.predict.analytic.flop import recomputed_share, selective_op_share
 from suite.predict.analytic.flop_conventions import attended_share, attended_shares
 from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.linear_attention import linear_forward_flop, linear_rule_bytes
-from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.machine import Machine, head_share
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
     MASK_BYTES,
@@ -107,7 +107,8 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     flop, least_bytes = attention_work(workload)
     ring, bandwidth = ring_work(workload, machine.stack), machine.achievable_memory_bytes_per_second
     moved = least_bytes / bandwidth
-    mean = ring.imbalance * flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
+    share = machine.fused_attention_efficiency * head_share(workload.architecture, machine.exponential_flop)
+    mean = ring.imbalance * flop / (share * machine.peak_flop_per_second)
     forward, backward = ring.forward_bytes / bandwidth, ring.backward_bytes / bandwidth
     for layers, share in _of_mean_attention(workload):
         arithmetic = share * mean
@@ -342,10 +343,14 @@ def _operator_bytes(workload: Workload, stack: Stack) -> tuple[_OperatorBytes, _
         sent = dispatched_tokens(architecture, tokens=tokens) * architecture.expert_width
         elements = sent if architecture.expert_bias else tokens * architecture.ffn_hidden
         operators["bias"] = operators["bias"] + 2 * w * (2 if architecture.activation.gated else 1) * elements / t
+    backward_alone: dict[str, float] = {}
+    if stack.transformer_engine and architecture.expert_bias:
+        moved = weighed_bias_bytes(workload, tokens=tokens, element=w)
+        operators["expert bias"], backward_alone["expert bias"] = moved
     if not stack.fused_rotary and "rotary" in operators:
         columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t)
         operators["rotary"] = UNFUSED_ROTARY * operators["rotary"] + 2 * w * tokens * columns
-    backward = backward_operator_bytes(workload, operators)
+    backward = {**backward_operator_bytes(workload, operators), **backward_alone}
     if stack.keeping.fused_dropout:
         for name in ("dropout", "attention dropout"):
             if name in operators:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.architecture import Architecture
 from reference_runs.stack import Accumulation, AttentionKernel, ContextParallel, Generation, Modules, Stack
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.elementwise import smaller
@@ -63,6 +64,23 @@ def attention_clock_share(clock_share: float, *, matrix: float, attention: float
     return clock_share if clock_share == 1 else smaller(1.0, clock_share * (matrix / attention) ** (1 / 3))
 
 
+def head_share(architecture: Architecture, exponential_flop: float) -> float:
+    """Share of the peak that fused attention reaches with this size of heads, over that with heads of 128.
+
+    f (d) / f (128) with f (d) = 4 d / (4 d + x): a score takes 4 d flop of the matrix units, and one exponential of
+    units that compute it in the time of x flop; the two do not overlap. On H100 that gives 0.76 for heads of 64, where
+    FlashAttention 3 has 497 of 648 Tflop/s. With values of another size than keys, d is the mean of both. Linear
+    attention has no exponentials of scores.
+
+    Source: Shah et al. 2024, arXiv 2407.08608, section 3.2 (989 Tflop/s beside 3.9 T exponentials a second), figure 5
+    (from memory, not re-read).
+    """
+    if architecture.linear:
+        return 1.0
+    each = 2 * (architecture.head_dim + (architecture.value_head_dim or architecture.head_dim))
+    return each / (each + exponential_flop) * (4 * 128 + exponential_flop) / (4 * 128)
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """One node's accelerators, memories and links: peaks, and the share of each that programs reach.
 
@@ -72,7 +90,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: of one accelerator.
         memory_bytes_per_second: peak of one accelerator's memory, reading plus writing.
         matrix_efficiency: share of the peak that matrix products reach, by shape.
-        fused_attention_efficiency: share of the peak that a kernel reaches which never stores the scores.
+        fused_attention_efficiency: share of the peak that a kernel reaches which never stores the scores, with heads
+            of 128.
+        exponential_flop: of matrix products in the time of one exponential (`head_share`).
         link_bytes_per_second: peak that one accelerator sends to others of its node, one way; infinite: it is alone.
         link_latency_seconds: of one step of a collective inside a node.
         kernels: of the accelerator, as far as the memory of operators depends on them.
@@ -145,6 +165,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     overlap_cost: float = 0.0
     usual_network_bytes_per_second: float | None = None
     direct_link: bool = True
+    exponential_flop: float = 0.0
     kernels: Kernels = Kernels(cuda=True)
 
     @property

@@ -18,7 +18,7 @@ from suite.predict.analytic.process_groups import key_width
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
 RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
-ROW_OPERATORS = ("dispatch", "sort", "combine")  # what moves rows of hidden states to experts and back
+ROW_OPERATORS = ("dispatch", "sort", "combine", "expert bias")  # on rows of hidden states that go to experts and back
 BACKWARD = 2  # bytes of a backward pass over those of the forward pass, of embedding and loss
 
 # Tensors that the backward pass moves over those of the forward pass. Norm: x, dy, dx over x, y. Residual add: the
@@ -136,7 +136,7 @@ def backward_operator_bytes(workload: Workload, forward: Mapping[str, float]) ->
     if architecture.experts is not None:
         chosen = float(chosen_experts(architecture))
         shares["combine"] = (2 * chosen + 1) / (chosen + 1)
-    return {name: shares[name] * moved for name, moved in forward.items()}
+    return {name: shares[name] * moved for name, moved in forward.items() if name in shares}
 
 
 def embedding_bytes(workload: Workload) -> int:

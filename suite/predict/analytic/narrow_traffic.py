@@ -8,7 +8,12 @@ from suite.predict.analytic.elementwise import chosen
 from suite.predict.analytic.layer_time import ROUTED
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters
-from suite.predict.analytic.product_formats import OF_WHOLE_TENSORS, factor_element_bytes, products_in_format
+from suite.predict.analytic.product_formats import (
+    OF_WHOLE_TENSORS,
+    READS_FIRST,
+    factor_element_bytes,
+    products_in_format,
+)
 from suite.predict.analytic.stage_layers import stage_layer_kinds
 
 
@@ -26,7 +31,7 @@ def reductions_share(workload: Workload, stack: Stack, *, stage: int, axis: str)
 
 
 def gathers_casts(workload: Workload, stack: Stack) -> bool:
-    """Whether new weights are cast before they are gathered, once a step: of ZeRO-1 and 2, where several ranks shard.
+    """Whether new weights are cast before they are gathered, once a step, where several ranks shard.
 
     An array where the layout's counts of ranks are.
     """
@@ -35,19 +40,24 @@ def gathers_casts(workload: Workload, stack: Stack) -> bool:
 
 def _casts_before(workload: Workload, stack: Stack) -> bool:
     of_whole = workload.recipe.product_format in OF_WHOLE_TENSORS
-    return stack.gathers_in_format and of_whole and 1 <= workload.layout.zero_stage < 3
+    return stack.gathers_in_format and of_whole and workload.layout.zero_stage >= 1
 
 
 def weight_casts_share(workload: Workload, stack: Stack) -> float:
-    """Bytes of casting a step's new weights over those of `layer_casts`: 2 f / (w + 2 f) where they arrive cast.
+    """Bytes of casting a step's new weights over those of `layer_casts`: 2 f / (r w + 2 f) where they arrive cast.
 
-    Reading what was gathered and writing its transpose, of f bytes an element each, in place of reading w bytes and
-    writing both. The cast of the own shard before the gather is left out.
+    Reading what was gathered and writing its transpose, of f bytes an element each, in place of reading w bytes r times
+    (`cast_bytes`) and writing both. Of weights that each pass gathers anew (ZeRO-3) the backward pass alone needs the
+    transpose: half of it. The cast of the own shard before the gather is left out.
     """
     if not _casts_before(workload, stack):
         return 1.0
-    narrow = factor_element_bytes(workload.recipe.product_format)
-    share = 2 * narrow / (WEIGHT_ELEMENT_BYTES[workload.recipe.precision] + 2 * narrow)
+    recipe, layout = workload.recipe, workload.layout
+    narrow = factor_element_bytes(recipe.product_format)
+    read = (1 + (recipe.product_format in READS_FIRST)) * WEIGHT_ELEMENT_BYTES[recipe.precision]
+    share = 2 * narrow / (read + 2 * narrow)
+    if layout.zero_stage == 3 and layout.reshard_after_forward:
+        share = share / 2
     return chosen(gathers_casts(workload, stack), share, 1.0)
 
 

@@ -25,7 +25,7 @@ SUMMED = ("projection", "contraction")  # parts whose output tensor-parallel ran
 # One scale for a whole weight: each shard is cast alone, and the transpose is made of 8-bit elements after a gather.
 OF_WHOLE_TENSORS = (ProductFormat.FP8_DELAYED, ProductFormat.FP8_CURRENT)
 # formats whose scale of a whole tensor follows from its own elements, which are read for it first
-_READS_FIRST = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
+READS_FIRST = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
 
 
 def format_bytes(product_format: ProductFormat, *, rows: int, columns: int, is_weight: bool = False) -> int:
@@ -93,13 +93,13 @@ def cast_bytes(
     `both_orientations_bytes`    writing
     """
     written = both_orientations_bytes(product_format, rows=rows, columns=columns, is_weight=is_weight)
-    reads = 1 + (product_format in _READS_FIRST and not fused_chains)
+    reads = 1 + (product_format in READS_FIRST and not fused_chains)
     return reads * element * rows * columns + written
 
 
 def cast_kernels(product_format: ProductFormat) -> int:
     """Kernels that cast one matrix."""
-    return 1 + (product_format in _READS_FIRST)
+    return 1 + (product_format in READS_FIRST)
 
 
 def products_in_format(workload: Workload) -> dict[str, tuple[int, int, int, int]]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from reference_runs.layout import CORE_ATTENTION, Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import Workload
+from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime
@@ -146,8 +147,17 @@ def host_launches(workload: Workload, machine: Machine, *, stage: int) -> float:
 
     A collective takes two: events that make two streams wait for each other take as long as the kernel. A cast takes
     none of its own: it is launched with the product that it is for (Transformer Engine, pytorch/module/linear.py).
+    Those of experts are launched as one, but Python makes an object for each expert's input and output gradient, of
+    both products, which takes as long as a launch (2.8, pytorch/module/grouped_linear.py, split_quantize,
+    prepare_for_saving).
     """
-    return _stack_kernels(workload, machine, stage=stage, collective=COLLECTIVE_LAUNCHES)
+    launched = _stack_kernels(workload, machine, stage=stage, collective=COLLECTIVE_LAUNCHES)
+    if workload.recipe.product_format.casts and machine.stack.transformer_engine:
+        for kind, layers in stage_layer_kinds(workload.architecture, workload.layout, stage=stage):
+            own = (kind.experts or 0) // workload.layout.expert_ranks
+            forward = layers + _whole_layers_repeated(workload.layout.recomputation, layers)
+            launched = launched + 2 * own * (forward + layers)
+    return launched
 
 
 def _stack_kernels(workload: Workload, machine: Machine, *, stage: int, collective: int) -> float:
@@ -159,25 +169,27 @@ def _stack_kernels(workload: Workload, machine: Machine, *, stage: int, collecti
     kernels = stack.layer_kernels + collective * collectives
     launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
     for kind, routed in stage_layer_kinds(workload.architecture, layout, stage=stage):
-        more = expert_kernels(workload._replace(architecture=kind), collective=collective)
+        more = expert_kernels(workload._replace(architecture=kind), stack, collective=collective)
         launched = launched + more * ((1 + BACKWARD) * routed + _repeated_layers(layout.recomputation, routed))
     return launched + last * ((1 + BACKWARD) * stack.head_kernels)
 
 
-def expert_kernels(workload: Workload, *, collective: int) -> float:
+def expert_kernels(workload: Workload, stack: Stack, *, collective: int) -> float:
     """Kernels by which the forward pass through a layer with experts has more than that through a dense one.
 
     15 for router, dispatch and combine where fused kernels permute rows (up to three times as many where not): the
     router's cast, product, softmax, top-k in two, and spread probabilities; 2 of the loss that balances; row numbers,
     counts of rows and their copy to the host; permute, sort, sort back, sum up. 2 E / n - 2 products more of the E / n
-    experts of a rank, and 2 of shared ones; 2 exchanges of n ranks, of which each counts as `collective`. A dense layer
-    has none.
+    experts of a rank, and 2 of shared ones; 2 exchanges of n ranks, of which each counts as `collective`. Where experts
+    have biases, Transformer Engine's stack adds them (`weighed_bias_bytes`) by 8 E / n + 6 in all passes, a third of
+    them here. A dense layer has none.
     """
     architecture, ranks = workload.architecture, workload.layout.expert_ranks
     if architecture.experts is None:
         return 0.0
     products = 2 * (architecture.experts // ranks) - 2 + 2 * (architecture.shared_experts > 0)
-    return ROUTING_KERNELS + products + 2.0 * collective * (ranks > 1)
+    biases = stack.transformer_engine * architecture.expert_bias * (8 / 3 * (architecture.experts // ranks) + 2)
+    return ROUTING_KERNELS + products + biases + 2.0 * collective * (ranks > 1)
 
 
 def _whole_layers_repeated(recomputation: Recomputation, layers: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from reference_runs.architecture import Architecture
 from reference_runs.machine_model import fit_scores
 from suite.predict.analytic.memory_uncertainty import NORMAL_80
 from suite.predict.analytic.step_time import StepTime
@@ -21,7 +22,7 @@ def expected_error(assumed: Sequence[float]) -> float:
     return math.hypot(unseen, *assumed)
 
 
-COMPUTING, WAITING = "computing", "waiting"  # regimes of a step
+COMPUTING, WAITING, MIXTURES = "computing", "waiting", "mixtures"  # regimes of a step
 _WAITING_SHARE = 0.25  # of the step, from where on it waits
 _WAITED_FOR = (
     *("tensor_parallel_seconds", "context_parallel_seconds", "expert_parallel_seconds", "pipeline_seconds"),
@@ -35,11 +36,16 @@ def regime(step: StepTime) -> str:
     return WAITING if waited >= _WAITING_SHARE * step.total_seconds else COMPUTING
 
 
-def step_interval(step: StepTime, *, assumed: float) -> tuple[float, float]:
+def step_interval(step: StepTime, architecture: Architecture | None, assumed: float) -> tuple[float, float]:
     """Least and most seconds of the step: its 80 % interval.
+
+    Mixtures of experts have a wider one, whatever they wait for: that of the table whose mixtures were missed most.
 
     From the errors of steps in the same regime whose table the fit had not seen: they hold what parameters, models and
     laboratories contribute. The `assumed` standard error of what no table measured is independent of them.
     """
-    half = math.hypot(fit_scores().half_width[regime(step)], NORMAL_80 * assumed)
+    widths = fit_scores().half_width
+    has_experts = architecture is not None and architecture.experts is not None
+    name = MIXTURES if has_experts and MIXTURES in widths else regime(step)
+    half = math.hypot(widths[name], NORMAL_80 * assumed)
     return step.total_seconds * math.exp(-half), step.total_seconds * math.exp(half)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -46,6 +46,19 @@ if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
 FUSED_INSTEAD = {AttentionKernel.UNFUSED: AttentionKernel.FLASH_ATTENTION_2}  # where a layout fuses attention
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
+_AS_NAMED = (  # parameters that a machine has under their names
+    *(
+        "memory_efficiency",
+        "link_efficiency",
+        "link_latency_seconds",
+        "network_efficiency",
+        "network_latency_seconds",
+        "power_share",
+    ),
+    *("overlap_share", "overlap_cost", "misalignment", "kernel_seconds", "residual_passes"),
+    *("score_passes", "loss_passes", "update_passes", "network_contention", "format_efficiency", "expert_slowdown"),
+)
+
 
 def family_of(model: MachineModel, accelerator_name: str) -> tuple[str, bool]:
     """The family of an accelerator, by its catalog name, and whether published rows of it determined the family.
@@ -75,57 +88,41 @@ def modelled_machine(
         InputError: the accelerator has no peak in the dtype of `precision`, or in `product_format`.
     """
     board, (family_name, _) = device.board, family_of(model, device.name)
-    value = partial(_of_family, values, family_name)
+    fused = FUSED_INSTEAD.get(software.attention, software.attention)
+
+    def value(name: str) -> float:
+        names = (f"{name}.{product_format.value}", f"{name}.{family_name}", name)
+        return next(values[each] for each in names if each in values)
+
     older = value(GENERATION[software.generation]) if software.generation in GENERATION else 1.0
     matrix = value("matrix_efficiency") * older
-    fused = FUSED_INSTEAD.get(software.attention, software.attention)
-    attention = model.families[family_name].attention[fused] * value("attention")
-    attention = attention * attention_clock_share(board.clock_share, matrix=matrix, attention=attention)
+    kernel = model.families[family_name].attention[fused] * value("attention")
+    clock = attention_clock_share(board.clock_share, matrix=matrix, attention=kernel)
+    as_named: dict[str, Any] = {name: value(name) for name in _AS_NAMED}
     return Machine(
         peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
         kernels=Kernels(cuda=device.name != THIS_CPU),
         memory_bytes=usable_memory(board).usable,
         host_bytes_per_second=board.host_bytes_per_second,
         memory_bytes_per_second=board.memory_bytes_per_second,
-        memory_efficiency=value("memory_efficiency"),
         matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix * board.clock_share,),),)),
-        fused_attention_efficiency=attention,
+        fused_attention_efficiency=kernel * clock,
+        exponential_flop=model.families[family_name].exponential_flop,
         link_bytes_per_second=board.link_bytes_per_second,
-        link_efficiency=value("link_efficiency"),
         direct_link=board.direct_link,
-        link_latency_seconds=value("link_latency_seconds"),
         network_bytes_per_second=network_bytes_per_second or board.link_bytes_per_second,
         usual_network_bytes_per_second=board.network_bytes_per_second,
-        network_efficiency=value("network_efficiency"),
-        network_latency_seconds=value("network_latency_seconds"),
         accelerators_per_node=accelerators_per_node,
         watts=board.watts,
-        power_share=value("power_share"),
-        overlap_share=value("overlap_share"),
-        overlap_cost=value("overlap_cost"),
-        misalignment=value("misalignment"),
-        kernel_seconds=value("kernel_seconds"),
         launch_seconds=value("launch_seconds") if software.python_launches else 0.0,
-        residual_passes=value("residual_passes"),
         inner_passes=1.0 if software.keeping.fused_chains else value("inner_passes"),
         product_overlap=1.0 - value("product_exposure"),
         score_product_overlap=0.0,
-        score_passes=value("score_passes"),
-        loss_passes=value("loss_passes"),
-        update_passes=value("update_passes"),
-        network_contention=value("network_contention"),
         step_overhead_seconds=value("step_overhead_seconds") if software.python_launches else 0.0,
         stack=software,
         product_peak_flop_per_second=product_peak_flop_per_second(device, product_format),
-        format_efficiency=value("format_efficiency"),
-        expert_slowdown=value("expert_slowdown"),
+        **as_named,
     )
-
-
-def _of_family(values: Mapping[str, float], family: str, name: str) -> float:
-    """The parameter's value: the family's own where it has one."""
-    own = f"{name}.{family}"
-    return values[own if own in values else name]
 
 
 class RunMachine(NamedTuple):
@@ -236,7 +233,7 @@ def run_machine(  # long: what is not recorded is noted on the way
         network = usual_network = device.board.usual_network_bytes_per_second(per_node)
     model = machine_model()
     family_name, measured = family_of(model, device.name)
-    unfitted = product_format.casts and product_format is not ProductFormat.FP8_DELAYED
+    unfitted = product_format.casts and product_format not in model.measured_products
     of_products = unfitted * model.unfitted_products
     of_stack = (not recorded.measured) * model.unmeasured_stack
     beyond = math.hypot(_accelerator_error(model, device.name), of_products, of_stack)
@@ -274,11 +271,13 @@ def run_machine(  # long: what is not recorded is noted on the way
 
 
 def _accelerator_error(model: MachineModel, name: str) -> float:
-    """Relative error that an accelerator adds for which there is no published row; 0 where there is one."""
+    """Relative error that an accelerator adds: without a published row, or one laboratory's with a single table's."""
     family_name, measured = family_of(model, name)
     family = model.families[family_name]
     if measured:
-        return 0.0
+        return (
+            model.spreads.laboratory if len(model.parameters[f"matrix_efficiency.{family_name}"].tables) == 1 else 0.0
+        )
     return family.uncertainty if name in family.accelerators else model.unnamed_accelerator
 
 

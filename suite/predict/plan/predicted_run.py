@@ -101,9 +101,9 @@ class Predicted(NamedTuple):
         """Least and most seconds of the step, its 80 % interval; None where no step is predicted."""
         if self.sliced:
             return self.sliced.low_seconds, self.sliced.high_seconds
-        if self.machine is None or self.prediction is None or self.prediction.step is None:
+        if self.run is None or self.machine is None or self.prediction is None or self.prediction.step is None:
             return None
-        return step_interval(self.prediction.step, assumed=self.machine.beyond_tables)
+        return step_interval(self.prediction.step, self.run.architecture, self.machine.beyond_tables)
 
     @property
     def peak_uncertainty(self) -> PeakUncertainty:

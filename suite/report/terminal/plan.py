@@ -282,7 +282,7 @@ def _print_fastest(out: Console, fastest: Found, question: Question, machine: Ru
     print_folded(out, f"fastest: {_layout_words(fastest, question)}", "")
     step = run_prediction(Workload(question.architecture, question.recipe, fastest.layout), question.machine).step
     assert step is not None
-    least, most = step_interval(step, assumed=machine.beyond_tables)
+    least, most = step_interval(step, question.architecture, machine.beyond_tables)
     seconds, low, high = fixed([figures.step_seconds, least, most], 3)
     rates = f"{figures.tokens_per_second:,.0f} tokens/s, MFU {percent(figures.mfu)}"
     print_folded(out, f"step time: {seconds} s (80 %: {low} to {high} s), {rates}", "")

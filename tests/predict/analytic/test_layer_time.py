@@ -24,7 +24,7 @@ from suite.predict.analytic.layer_time import (
     layer_time,
     product_times,
 )
-from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.machine import Machine, head_share
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
     backward_operator_bytes,
@@ -295,6 +295,16 @@ def test_fused_attention_of_a_rank_in_flop_and_bytes() -> None:
         # backward the scores again, and two products for each of the two forward ones
         seconds = work.flop / (0.25 * 312e12)
         assert fused_attention_seconds(workload, machine) == pytest.approx((seconds, 2.5 * seconds), rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("exponential_flop", "share"), [(0.0, 1.0), (256.0, 0.75), (512.0, 2 / 3)])
+def test_heads_of_64_reach_the_published_share_of_heads_of_128(exponential_flop: float, share: float) -> None:
+    """FlashAttention 3 on H100, forward and causal: 497 of 648 Tflop/s (arXiv 2407.08608, figure 5), 0.77."""
+    shape = msgspec.structs.replace(BLOOM.architecture, head_dim=64)
+    assert head_share(shape, exponential_flop) == pytest.approx(share, rel=1e-12)
+    assert head_share(msgspec.structs.replace(shape, head_dim=128), exponential_flop) == 1
+    mixed = msgspec.structs.replace(shape, head_dim=192, value_head_dim=128)
+    assert head_share(mixed, exponential_flop) >= 1  # latent attention: 160 in the mean
 
 
 def test_fused_attention_of_windows_on_some_layers_takes_the_mean_of_both() -> None:

@@ -50,7 +50,7 @@ def test_only_a_cast_with_one_scale_a_tensor_makes_gathers_narrower(
     recipe = msgspec.structs.replace(case.recipe, product_format=product_format)
     workload = Workload(case.architecture, recipe, case.layout)
     switches = msgspec.structs.replace(PLAIN, gathers_in_format=casts)
-    narrower = casts and product_format in OF_WHOLE_TENSORS and case.layout.zero_stage in (1, 2)
+    narrower = casts and product_format in OF_WHOLE_TENSORS and case.layout.zero_stage >= 1
     narrower = narrower and case.layout.sharding_ranks > 1
     narrow = 1 / WEIGHT_ELEMENT_BYTES[recipe.precision]
     for stage in range(case.layout.pipeline_stages):
@@ -80,6 +80,16 @@ def test_weights_that_arrive_cast_are_only_transposed() -> None:
     assert numpy.asarray(share(numpy.array([1, 2, 16]))).tolist() == each == [1, 0.5, 0.5]
     gathered = in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=2, zero_stage=1))
     assert weight_casts_share(gathered, PLAIN) == 1
+
+
+def test_weights_that_each_pass_gathers_are_transposed_for_one_of_two() -> None:
+    """Current scales are found by reading twice: 2 of 6 bytes an element, in ZeRO-3's backward passes alone."""
+    once = in_format(ProductFormat.FP8_CURRENT, Layout(data_parallel=8, zero_stage=1))
+    assert weight_casts_share(once, casting()) == pytest.approx(1 / 3, rel=1e-12)
+    each_pass = in_format(ProductFormat.FP8_CURRENT, Layout(data_parallel=8, zero_stage=3))
+    assert weight_casts_share(each_pass, casting()) == pytest.approx(1 / 6, rel=1e-12)
+    kept = in_format(ProductFormat.FP8_CURRENT, Layout(data_parallel=8, zero_stage=3, reshard_after_forward=False))
+    assert weight_casts_share(kept, casting()) == pytest.approx(1 / 3, rel=1e-12)
 
 
 def test_gradients_are_reduced_as_narrow_as_weights_where_the_stack_says_so() -> None:

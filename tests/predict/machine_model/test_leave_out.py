@@ -83,7 +83,7 @@ def test_coverage_is_of_intervals_that_the_group_itself_had_no_part_in() -> None
 def test_stored_intervals_cover_what_they_promise() -> None:
     scores = fit_scores()
     assert set(scores.coverage) == {"table", "cluster", "size"}
-    assert set(scores.half_width) == {"computing", "waiting"}
+    assert set(scores.half_width) == {"computing", "waiting", "mixtures"}
     assert all(0.02 < width < 0.5 for width in scores.half_width.values())
     assert all(75 <= share <= 88 for share in (*scores.coverage.values(), scores.peak_coverage))
 

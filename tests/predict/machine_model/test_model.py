@@ -130,14 +130,18 @@ def test_the_error_to_expect_is_that_of_tables_that_a_fit_has_not_seen() -> None
     assert unseen > fit_scores().all_terms / 100
     # an accelerator that no table measured has its family's error besides, as the other leg of a right triangle
     family = machine_model().families["hopper"]
-    assert "gb200" not in family.accelerators
-    found = of(accelerator_name="gb200", stack_name=known)
+    assert "l40s" not in family.accelerators
+    found = of(accelerator_name="l40s", stack_name=known)
     other_generation = machine_model().unnamed_accelerator
     assert found.uncertainty == pytest.approx(math.hypot(unseen, other_generation), rel=1e-12)
     near = of(accelerator_name="h200", stack_name=known)
     assert near.uncertainty == pytest.approx(math.hypot(unseen, family.uncertainty), rel=1e-12)
     assert other_generation > family.uncertainty > 0
-    assert any("of hopper accelerators, as none of gb200 is published" in note for note in found.notes)
+    assert any("of hopper accelerators, as none of l40s is published" in note for note in found.notes)
+    # one laboratory's difference is added where one table alone has the accelerator
+    found = of(accelerator_name="gb200", stack_name=known)
+    assert found.uncertainty == pytest.approx(math.hypot(unseen, machine_model().spreads.laboratory), rel=1e-12)
+    assert found.is_calibrated
     # and so has a stack of which no row tells
     generic = of(stack_name="generic")
     assert generic.uncertainty == pytest.approx(math.hypot(unseen, machine_model().unmeasured_stack), rel=1e-12)
@@ -174,7 +178,7 @@ def test_software_of_one_vendor_is_generic_on_anothers_accelerators_unless_it_is
 
 def test_an_accelerator_takes_the_parameters_of_its_family() -> None:
     model = machine_model()
-    for name, family in (("a100", "ampere"), ("v100", "ampere"), ("h100", "hopper"), ("b200", "hopper")):
+    for name, family in (("a100", "ampere"), ("v100", "ampere"), ("h100", "hopper"), ("b200", "blackwell")):
         machine = of(accelerator_name=name, precision=Precision.FP16, stack_name="nanotron").machine
         assert machine is not None
         assert machine.memory_efficiency == model.parameters["memory_efficiency"].value

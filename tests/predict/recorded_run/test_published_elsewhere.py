@@ -136,7 +136,7 @@ def test_reports_of_llama_lie_inside_the_interval_but_for_one_that_asks_for_help
     model, found = machine_model(), []
     for row in load_table(path).rows:
         step = row_step_time(model, model.values(), prepared_row(row))
-        least, most = step_interval(step, assumed=0.0)
+        least, most = step_interval(step, None, 0.0)
         found.append(least <= (row.step_seconds or 0.0) <= most)
     assert found == [inside for _, inside in reports]
 

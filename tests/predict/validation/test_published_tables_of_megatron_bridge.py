@@ -1,4 +1,4 @@
-"""Megatron-Bridge's published rows, which take part in no fit: mixtures of experts and dense models."""
+"""Megatron-Bridge's published rows, to which two parameters alone are fitted: mixtures of experts and dense models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import functools
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
-from reference_runs.machine_model import machine_model
+from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published import PublishedRow, load_table
 from reference_runs.published_tables import PUBLISHED, held_out_tables
-from suite.predict.machine_model.model import prepared_row, row_step_seconds
+from suite.predict.machine_model.intervals import step_interval
+from suite.predict.machine_model.model import prepared_row, row_step_seconds, row_step_time
 from suite.predict.validation.published_tables import timed_rows
 
 TABLE = PUBLISHED / "megatron_bridge_25_09_26_02.csv"
@@ -35,8 +37,29 @@ def is_mixture(row: PublishedRow) -> bool:
     return row.architecture.experts is not None
 
 
-def test_no_row_of_megatron_bridge_takes_part_in_a_fit() -> None:
+def test_no_row_takes_part_in_the_fit_of_all_tables() -> None:
     assert TABLE in held_out_tables()
+
+
+def test_with_any_release_or_accelerator_left_out_mixtures_are_within_12_and_dense_models_within_7_percent() -> None:
+    """Mean errors, stored by `refit`; the fitted ones are those of today."""
+    for kind, most, select in (("mixtures", 12.0, is_mixture), ("dense", 7.0, lambda row: not is_mixture(row))):
+        score = fit_scores().later[TABLE.stem][kind]
+        assert max(score.release_left_out, score.accelerator_left_out, score.size_left_out) <= most
+        assert 100 * mean(select) == pytest.approx(score.fitted, abs=0.1)
+
+
+def test_intervals_of_predictions_hold_what_they_promise() -> None:
+    """80 % intervals: of mixtures by their own width, of dense models by that of steps that compute."""
+    model = machine_model()
+    inside: dict[bool, list[bool]] = {True: [], False: []}
+    for row, error in errors().values():
+        step = row_step_time(model, model.values(), prepared_row(row))
+        least, most = step_interval(step, row.architecture, 0.0)
+        measured = step.total_seconds / (1 + error)
+        inside[is_mixture(row)].append(least <= measured <= most)
+    assert 0.75 <= sum(inside[True]) / len(inside[True]) <= 0.88
+    assert 0.75 <= sum(inside[False]) / len(inside[False]) <= 0.88
 
 
 def test_rows_are_those_of_the_source() -> None:
