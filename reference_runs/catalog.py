@@ -238,6 +238,13 @@ def check_layout(workload: Workload, where: str) -> None:
         raise mistake
 
 
+def _adapter_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
+    rank = workload.recipe.adapter_rank
+    if rank is not None and (workload.architecture.experts or workload.layout.zero_stage >= 2):
+        what = "recipe.adapter_rank: adapters of experts, or with layout.zero_stage 2 or 3, are not described"
+        yield InputError(f"{what}; `predict config.json --lora` traces them", got=rank, where=where)
+
+
 def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     """Each reason for which the architecture and the batch cannot be divided by the layout, see `check_layout`."""
     architecture, recipe, layout = workload
@@ -259,6 +266,7 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     if architecture.linear_heads is not None and layout.context_parallel > 1:
         what = "layout.context_parallel with linear attention: not described"
         yield InputError(what, got=layout.context_parallel, where=where)
+    yield from _adapter_mistakes(workload, where)
     if (architecture.experts or 1) % layout.expert_ranks:
         ranks = "expert_parallel * tensor_parallel" if layout.whole_experts else "expert_parallel"
         what = f"layout.{ranks} does not divide architecture.experts = {architecture.experts or 'none'}"

@@ -20,9 +20,10 @@ from reference_runs.layout import Layout, Recomputation, RecomputedModule, Stage
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import Cells, UnusableError
+from reference_runs.published_shape import trains_adapters
 from reference_runs.published_tables import TableFacts, load_tables
 from reference_runs.published_words import DTYPES, dtype_named, worded_rate
-from reference_runs.run import PRECISION_NAMES, Architecture, Precision, ProductFormat, Recipe
+from reference_runs.run import PRECISION_NAMES, AdapterTargets, Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import Modules, ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
 
@@ -88,6 +89,9 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
     """
     batch = cells.count("global_batch")
     read_dtype(cells)
+    if trains_adapters(cells.stated):
+        targets = cells.choice("adapter_targets", AdapterTargets)
+        base = msgspec.structs.replace(base, adapter_rank=cells.count("adapter_rank"), adapter_targets=targets)
     if recorded:
         said: dict[str, object] = {}
         if cells.stated.get("dtype") or cells.stated.get("precision"):

@@ -14,7 +14,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.named_runs import folded_name, named_runs, says_size
 from reference_runs.published_cells import EXPERTS, Cells, UnusableError
 from reference_runs.published_tables import PUBLISHED, shipped_tables
-from reference_runs.published_words import names_mixture, not_modelled, other_model
+from reference_runs.published_words import names_adapters, names_mixture, not_modelled, other_model
 from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, ReferenceRun, Residual
 
 MOST_LAYERS = 10_000
@@ -95,16 +95,29 @@ def refuse_other_model(architecture: Architecture, cells: Mapping[str, str]) -> 
         raise UnusableError(f"experts is blank, but {model!r} is the name of a mixture of experts")
 
 
+def _of_training(cells: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Columns and cells that may say what is trained: the model, the source, and any cell of one word."""
+    return [
+        (column, text)
+        for column, text in cells.items()
+        if column in ("model", "source") or re.fullmatch(r"\W*[A-Za-z]+\W*", text) is not None
+    ]
+
+
 def refuse_other_training(cells: Mapping[str, str]) -> None:
-    """Refuse a row whose model, source, or any cell of one word says that not all weights are trained on given text.
+    """Refuse a row that says that neither all weights nor low-rank adapters are trained on given text.
 
     Raises:
-        UnusableError: adapters, or a step of reinforcement learning.
+        UnusableError: quantised weights beside adapters, other adapters, or a step of reinforcement learning.
     """
-    for column, text in cells.items():
-        alone = re.fullmatch(r"\W*[A-Za-z]+\W*", text) is not None
-        if (column in ("model", "source") or alone) and (what := not_modelled(text)):
+    for column, text in _of_training(cells):
+        if what := not_modelled(text):
             raise UnusableError(f"{column}: {text!r} says {what}, which no row is predicted as")
+
+
+def trains_adapters(cells: Mapping[str, str]) -> bool:
+    """Whether a row says that low-rank adapters alone are trained (LoRA)."""
+    return bool(cells.get("adapter_rank")) or any(names_adapters(text) for _, text in _of_training(cells))
 
 
 def _experts(cells: Cells, base: Architecture) -> dict[str, object]:

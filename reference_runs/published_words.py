@@ -49,6 +49,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The file words.toml: by column its other names, the units of its numbers, and the words of its cells."""
 
     blank: frozenset[str]
+    adapters: frozenset[str]
     mixtures: tuple[str, ...]
     other_models: Synonyms
     not_modelled: Synonyms
@@ -126,7 +127,17 @@ def other_model(folded: str) -> str | None:
 def not_modelled(text: str) -> str | None:
     """Name of another training than that of all weights that `text` says: "training adapters alone"; None: none."""
     of_word = meanings(words().not_modelled)
-    return next((of_word[word] for word in re.findall(r"[a-z]+", text.casefold()) if word in of_word), None)
+    return next((of_word[word] for word in _letters(text) if word in of_word), None)
+
+
+@cache
+def names_adapters(text: str) -> bool:
+    """Whether `text` says that low-rank adapters alone are trained."""
+    return not words().adapters.isdisjoint(_letters(text))
+
+
+def _letters(text: str) -> list[str]:
+    return re.findall(r"[a-z\d]*[a-z]", text.casefold())
 
 
 class WordedRate(NamedTuple):

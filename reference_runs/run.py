@@ -184,6 +184,7 @@ class FlopConvention(enum.StrEnum):
     CAUSAL_HALF = "causal-half"
 
 
+_ADAPTERS = ("adapter_rank", "adapter_targets")
 _BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share")
 
 
@@ -196,12 +197,20 @@ class Moments(enum.StrEnum):
     NONE = "none"
 
 
+class AdapterTargets(enum.StrEnum):
+    """Matrices with adapters: attention's (query, key, value and projection), or all of linear layers but the head."""
+
+    ATTENTION = "attention"
+    LINEAR = "linear"
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the model was trained. Batch sizes count samples (sequences); warm-up and decay count samples too.
 
     Args:
         product_format: of the layers' matrix products; state stays what `precision` says.
         moments: of the optimizer, whatever `precision` says of the rest of its state.
+        adapter_rank: of low-rank adapters (LoRA), which alone are trained beside frozen weights; None: all weights are.
         gmask_share: of the samples of blank infilling that are no instructions, those with one [MASK] for all the rest.
         mask_share: of the text of the others, the part in spans, each after a [MASK].
         mean_span: of the Poisson distribution of the spans' lengths.
@@ -218,6 +227,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     precision: Precision
     product_format: ProductFormat = ProductFormat.NONE
     moments: Moments = Moments.FP32
+    adapter_rank: Count | None = None
+    adapter_targets: AdapterTargets | None = None
     optimizer: Optimizer
     beta1: Fraction
     beta2: Fraction
@@ -260,9 +271,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Raises:
             InputError: a key of the mix that does not belong here, or is missing.
         """
-        is_needed = self.objective is Objective.BLANK_INFILLING
+        blanks, adapters = self.objective is Objective.BLANK_INFILLING, self.adapter_rank is not None
         Mistakes(
-            belonging_mistakes("recipe", self, _BLANK_INFILLING, "blank infilling", is_needed=is_needed, where=where)
+            [
+                *belonging_mistakes("recipe", self, _BLANK_INFILLING, "blank infilling", is_needed=blanks, where=where),
+                *belonging_mistakes("recipe", self, _ADAPTERS, "adapters", is_needed=adapters, where=where),
+            ]
         ).refuse()
 
 

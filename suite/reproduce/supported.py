@@ -110,6 +110,7 @@ def _of_the_products(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
             f"{recipe.optimizer.value} recipe.optimizer",
             "adam, adamw",
         ),
+        _Limit(recipe.adapter_rank is not None, "adapters alone", f"rank {recipe.adapter_rank}", "predict, --lora"),
         _Limit(product_format not in executed, "products in that format", got, ", ".join(executed)),
         _Limit(with_experts, "experts with products in a format of their own", got, ProductFormat.NONE.value),
     )

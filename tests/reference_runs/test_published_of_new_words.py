@@ -8,7 +8,7 @@ import pytest
 
 from reference_runs.published import PublishedTable, load_table
 from reference_runs.published_words import names_mixture, not_modelled, other_model
-from reference_runs.run import Precision
+from reference_runs.run import AdapterTargets, Precision
 
 NVIDIA = "Model,#-GPUs,System,Precision,GBS,MBS,Sequence Length,FSDP,TP,PP,CP,VP,EP,GA,Tokens / sec / GPU,framework"
 SHAPED = "model,layers,hidden,heads,vocab,ffn_hidden,gpu,gpus,dtype,global_batch,micro_batch,seq_len,framework,source"
@@ -147,10 +147,18 @@ def test_an_unsaid_expert_parallelism_is_noted_and_unsaid_modules_are_not_recomp
 
 @pytest.mark.parametrize(
     ("model", "source", "method"),
-    [("Llama2-70B LoRA", "", ""), ("my own", "results/llama2_70b_lora", ""), ("my own", "", "QLoRA")],
+    [("Llama2-70B LoRA", "", ""), ("my own", "results/llama2_70b_lora", ""), ("my own", "", "PEFT")],
 )
-def test_adapters_are_refused_wherever_they_are_said(model: str, source: str, method: str, tmp_path: Path) -> None:
-    assert "says training adapters alone" in reason(tmp_path, SHAPED, shaped(model, source, method))
+def test_adapters_are_read_wherever_they_are_said(model: str, source: str, method: str, tmp_path: Path) -> None:
+    (row,) = read(tmp_path, SHAPED, shaped(model, source, method)).rows
+    assert (row.recipe.adapter_rank, row.recipe.adapter_targets) == (16, AdapterTargets.ATTENTION)
+    assert {"adapter_rank = 16", "adapter_targets = attention"} <= {*row.assumed}
+    (full,) = read(tmp_path, SHAPED, shaped("my own", "", "SFT")).rows
+    assert full.recipe.adapter_rank is None
+
+
+def test_adapters_beside_weights_in_4_bits_are_refused(tmp_path: Path) -> None:
+    assert "weights in 4 bits" in reason(tmp_path, SHAPED, shaped("my own", "", "QLoRA"))
 
 
 def test_steps_of_reinforcement_learning_are_refused_and_other_words_are_not() -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Residual, Workload
+from reference_runs.run import AdapterTargets, Architecture, Precision, ProductFormat, Recipe, Residual, Workload
 from suite.predict.analytic.activations import checkpoint_bytes, layer_activation_bytes
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import layer_tensors
@@ -90,9 +90,11 @@ class AdaptedMatrices(NamedTuple):
         return self.matrices.number * self.ranks * rank * (self.matrices.rows + self.matrices.columns)
 
 
-def adapted_matrices(architecture: Architecture, kind: Architecture) -> list[AdaptedMatrices]:
+def adapted_matrices(
+    architecture: Architecture, kind: Architecture, *, targets: AdapterTargets = AdapterTargets.LINEAR
+) -> list[AdaptedMatrices]:
     """The matrices of one layer of a kind of the architecture's that get an adapter, as modules of transformers 5 have
-    them, where all linear layers are targeted.
+    them, by default where all linear layers are targeted.
 
     Query, key and value are three, and so are gate, up and contraction of a gated feed-forward part. In mixtures peft
     takes the names of linear layers for those of stacked experts: experts and routers have adapters, shared experts and
@@ -110,6 +112,8 @@ def adapted_matrices(architecture: Architecture, kind: Architecture) -> list[Ada
         gates = 1 + (part == "expansion" and kind.activation.gated)
         if not tensor.matrix or part in ("convolution", "bias"):
             continue
+        if targets is AdapterTargets.ATTENTION and owner != "attention":
+            continue
         if owner.endswith(".experts") or part == "router":
             number = (kind.experts or 1) if part != "router" else 1
             found += stacked * [AdaptedMatrices(Matrices(tensor.rows // number, columns, number), gates, merged=True)]
@@ -120,6 +124,11 @@ def adapted_matrices(architecture: Architecture, kind: Architecture) -> list[Ada
         elif part not in ("expansion", "contraction") or not stacked:
             found.append(AdaptedMatrices(Matrices(tensor.rows // gates, columns, gates)))
     return found
+
+
+def trained_matrices(kind: Architecture, recipe: Recipe) -> list[AdaptedMatrices]:
+    """The matrices of one layer of a dense kind that get an adapter of a run's recipe."""
+    return adapted_matrices(kind, kind, targets=recipe.adapter_targets or AdapterTargets.LINEAR)
 
 
 def adapter_parameters(architecture: Architecture, *, rank: int) -> int:

@@ -6,8 +6,8 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
-from reference_runs.run import Architecture, FlopConvention
-from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, model_flop
+from reference_runs.run import Architecture, FlopConvention, Recipe
+from suite.predict.analytic.flop import forward_flop, head_forward_flop, layer_forward_flop, model_flop
 from suite.predict.analytic.parameters import active_parameter_count, parameter_counts
 
 
@@ -94,6 +94,20 @@ def attended_shares(architecture: Architecture) -> tuple[tuple[Fraction, Fractio
     part = Fraction(min(architecture.sliding_window or 0, architecture.sequence), architecture.sequence)
     shares = [(full, Fraction(1, 2)), (1 - full, part - part * part / 2)]
     return tuple((layers, share) for layers, share in shares if layers)
+
+
+def frozen_flop(architecture: Architecture, recipe: Recipe, *, samples: int) -> int:
+    """Flop of weight gradients that a step on `samples` sequences lacks: 0, but where adapters alone are trained.
+
+    A forward pass of all products but attention's scores and context: 2 N of 6 N. Adapters' own products, r / h of
+    theirs with rank r, are not counted.
+    Source: Hu et al. 2021, arXiv 2106.09685, section 4.2 (frozen weights have no gradients).
+    """
+    if recipe.adapter_rank is None:
+        return 0
+    return sum(
+        flop for part, flop in forward_flop(architecture, samples=samples).items() if not part.startswith("attention")
+    )
 
 
 def causal_half_flop(architecture: Architecture, *, samples: int) -> int:

@@ -20,6 +20,9 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
         projection             T x a d / t by a d / t x h
         expansion              T x h by h x g f / t
         contraction            T x f / t by f / t x h
+    Adapters of rank r, of matrices with m rows and n columns in all, are taken together:
+        adapter inputs         T x n / t by n / t x r
+        adapter outputs        T x r by r x m / t
     Linear attention has `linear_products` in place of scores and context; a gate of the context a d / t more columns in
     the first. Latent attention has `latent_products` in place of the first, experts `expert_products` in place of the
     last two.
@@ -60,9 +63,20 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
     products |= {"projection": (1, tokens, h, architecture.context_width // t)}
     if architecture.experts is not None:
         return products | expert_products(workload, tokens=tokens)
+    if workload.recipe.adapter_rank is not None:
+        products |= _adapter_products(workload, tokens=tokens, rank=workload.recipe.adapter_rank)
     if not architecture.feeds_forward:
         return products
     return products | {
         "expansion": (1, tokens, (2 if architecture.activation.gated else 1) * inner, h),
         "contraction": (1, tokens, h, inner),
     }
+
+
+def _adapter_products(workload: Workload, *, tokens: int, rank: int) -> dict[str, tuple[int, int, int, int]]:
+    from suite.predict.analytic.adapters import trained_matrices  # other predictions start without it
+
+    found = [each.matrices for each in trained_matrices(workload.architecture, workload.recipe)]
+    rows, columns = (sum(getattr(each, side) * each.number for each in found) for side in ("rows", "columns"))
+    t = workload.layout.tensor_parallel
+    return {"adapter inputs": (1, tokens, rank, columns // t), "adapter outputs": (1, tokens, rows // t, rank)}

@@ -188,6 +188,8 @@ def _part_seconds(
     overlap = machine.score_product_overlap if part.startswith("attention") else machine.product_overlap
     rows, columns, depth = sizes
     once, twice = _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap, in_format=in_format)
+    if workload.recipe.adapter_rank is not None and not part.startswith(("attention", "adapter")):
+        twice = twice / 2  # frozen weights have no gradient
     forward_pieces, gradient_pieces = product_pieces(workload, machine, part)
 
     def in_pieces(pieces: int, N: int, K: int) -> float:
@@ -378,7 +380,7 @@ def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     forward, backward = _product_seconds(
         workload, machine, M=tokens, N=rows, K=architecture.hidden, overlap=machine.product_overlap
     )
-    return slowed * forward, slowed * backward
+    return slowed * forward, slowed * backward / (1 if workload.recipe.adapter_rank is None else 2)
 
 
 def _product_seconds(

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload, Recomputation, RecomputedModule
-from reference_runs.run import Activation, QueryKeyNorm, Residual, Workload
+from reference_runs.run import Activation, AdapterTargets, QueryKeyNorm, Residual, Workload
 from reference_runs.stack import Keeping
 from suite.predict.analytic.elementwise import larger
 from suite.predict.analytic.experts import dispatched_tokens
@@ -34,6 +34,7 @@ _OFFLOADED = {
     *("norm inputs", "attention input", "query", "key", "value", "attention context"),
     *("expert input", "expert activation input"),
 }
+_BESIDE_ATTENTION = ("feed-forward input", "contraction input")  # which gradients of these weights alone need
 _FEED_FORWARD = {RecomputedModule.MLP, RecomputedModule.EXPERTS}
 
 
@@ -115,9 +116,11 @@ class MegatronLayer:
     def _keep(self, kind: str, x: RankTensor, *, product: bool = False, element: int | None = None) -> None:
         """Keep a tensor that an operator reads again; a `product` reads it in the products' format if there is one.
 
-        That is one orientation, whose sums are along tokens, for the weight's gradient.
+        That is one orientation, whose sums are along tokens, for the weight's gradient; adapters read it in 16 bits.
         """
-        narrow = product and self.recipe.product_format.casts
+        if kind in _BESIDE_ATTENTION and self.recipe.adapter_targets is AdapterTargets.ATTENTION:
+            return
+        narrow = product and self.recipe.product_format.casts and self.recipe.adapter_rank is None
         if (x, narrow) in self._known:
             self._last[self._known[x, narrow]] = len(self._operators)
             return
@@ -183,15 +186,13 @@ class MegatronLayer:
 
         Norms after their part keep as much: they read the sums, or what is added to them.
         """
-        a = self.architecture
-        feed_forward = self.mlp if a.experts is None else self.experts
+        a, feed_forward = self.architecture, self.mlp if self.architecture.experts is None else self.experts
         normed = self.norm(x, apart=a.key_value_rank is not None)
         self.bias_dropout_add(self.self_attention(normed))
-        if not a.feeds_forward:
-            return
-        after = x if a.residual is Residual.PARALLEL else self._stream()
-        feed_forward(normed if a.shared_norm else self.norm(after, apart=a.experts is not None))
-        self.bias_dropout_add(self._stream())
+        if a.feeds_forward:
+            after = x if a.residual is Residual.PARALLEL else self._stream()
+            feed_forward(normed if a.shared_norm else self.norm(after, apart=a.experts is not None))
+            self.bias_dropout_add(self._stream())
 
     def norm(self, x: RankTensor, *, apart: bool) -> RankTensor:
         """A norm of hidden states, which can be computed again where it is apart from the linear layer that reads it.
@@ -288,8 +289,8 @@ class MegatronLayer:
     def _linear_attention(self, context: RankTensor) -> None:
         """Linear attention, see `linear_activation_bytes`; the delta rule's kernel keeps queries and keys normed."""
         self._keep("attention context", context)
-        kinds = linear_activation_bytes(self.architecture, tokens=self.tokens, element=self.element, ranks=self.t)
-        for kind, size in kinds.items():
+        kept = linear_activation_bytes(self.architecture, tokens=self.tokens, element=self.element, ranks=self.t)
+        for kind, size in kept.items():
             self._keep_bytes(kind, size)
         self._operator(context, context, context, context)
 

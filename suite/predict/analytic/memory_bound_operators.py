@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from reference_runs.run import Moments, Position, Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.experts import chosen_experts, expert_operator_bytes
 from suite.predict.analytic.latent_attention import compressed_width
+from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.linear_attention import linear_operator_bytes
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, moment_bytes
 from suite.predict.analytic.micro_batch import hidden_elements, micro_batch_tokens
@@ -36,6 +37,7 @@ BACKWARD_SHARES = {
     "convolution": 3 / 2,
     "gated norm": 5 / 3,
     "attention gate": 5 / 3,
+    "adapter add": 1.0,
     "dispatch": 1.0,
     "sort": 1.0,
     "router": 3 / 2,
@@ -62,6 +64,7 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         compression norm     2 w T (q + c) / r       latent attention's, of ranks q and c; its keys share one rotation
         attention gate       3 w T a d / t           where a gate weighs the context
         linear attention     `linear_operator_bytes` in place of norm, rotation and scores
+        adapter add          3 w T m / t             matrices with adapters have m rows
         dispatch and so on   `expert_operator_bytes`, with experts
         softmax              2 w T s a / t           scores of a heads; 0 where attention is fused
         attention dropout    (2 w + 1) T s a / t     where attention_dropout > 0; 0 where attention is fused
@@ -95,6 +98,9 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     if architecture.expert_bias:
         own, width = (architecture.experts or 0) // layout.expert_parallel, architecture.expert_width
         bytes_by_operator["bias"] += w * own * ((2 if gated else 1) * width // t + h)
+    if recipe.adapter_rank is not None:
+        _, _, columns, _ = layer_products(workload)["adapter outputs"]
+        bytes_by_operator["adapter add"] = 3 * w * tokens * columns
     if architecture.linear:
         more = linear_operator_bytes(architecture, tokens=tokens, element=w, ranks=t)
         return bytes_by_operator | more

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers, head_stage
-from reference_runs.run import Architecture, Position
+from reference_runs.run import Architecture, Position, Workload
 from suite.predict.analytic.layer_parameters import ParameterTensor as ParameterTensor
 from suite.predict.analytic.layer_parameters import Spread as Spread
 from suite.predict.analytic.layer_parameters import known_layer_sums, layer_sums, norm_tensors, summed_elements
@@ -132,6 +132,32 @@ def padding_parameters(architecture: Architecture) -> int:
     tables = 1 if architecture.tied_embeddings else 2
     row = tables * architecture.hidden + architecture.head_bias
     return row * (architecture.padded_vocabulary - architecture.vocabulary)
+
+
+def trained_parameters(workload: Workload, *, stage: int) -> RankParameters:
+    """Parameters of a rank of pipeline stage `stage` that are trained: all, or those of adapters alone.
+
+    Adapters of a split matrix are taken to be split too: r (m + n) / t of one of m rows and n columns.
+    Source: NVIDIA NeMo, collections/llm/peft, ParallelLinearAdapter (known code, not re-read for this file).
+    """
+    architecture, recipe, layout = workload
+    if recipe.adapter_rank is None:
+        return rank_parameters(architecture, layout, stage=stage)
+    from suite.predict.analytic.adapters import trained_matrices  # other predictions start without it
+
+    kinds = stage_layer_kinds(architecture, layout, stage=stage)
+    elements = sum(
+        layers * sum(each.parameters(recipe.adapter_rank) for each in trained_matrices(kind, recipe))
+        for kind, layers in kinds
+    )
+    return RankParameters(elements // layout.tensor_parallel, 0, 0, 0, 0)
+
+
+def frozen_parameters(workload: Workload, *, stage: int) -> int:
+    """Parameters of a rank that are not trained: 0, but all of the model's where adapters are beside them."""
+    if workload.recipe.adapter_rank is None:
+        return 0
+    return rank_parameters(workload.architecture, workload.layout, stage=stage).all
 
 
 def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -> RankParameters:

@@ -18,7 +18,8 @@ MX_BLOCK = 32
 NVFP4_BLOCK = 16
 # products that stay in the dtype of the precision
 OF_ATTENTION = ("attention scores", "attention context", "attention state", "attention update")
-WIDER = ("router", "shared gate", *OF_ATTENTION)
+OF_ADAPTERS = ("adapter inputs", "adapter outputs")
+WIDER = ("router", "shared gate", *OF_ATTENTION, *OF_ADAPTERS)
 SAME_INPUT = ("key, value compression",)  # parts whose input an earlier one has cast
 AFTER_NORMS = ("query, key, value", "expansion")  # parts whose input a norm puts out
 SUMMED = ("projection", "contraction")  # parts whose output tensor-parallel ranks add up

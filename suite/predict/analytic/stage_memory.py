@@ -29,7 +29,7 @@ from suite.predict.analytic.memory import (
     unscattered_gradient_bytes,
 )
 from suite.predict.analytic.micro_batch import hidden_elements
-from suite.predict.analytic.parameters import layer_tensors, rank_parameters, total_elements
+from suite.predict.analytic.parameters import frozen_parameters, layer_tensors, total_elements, trained_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
 from suite.predict.analytic.product_formats import layer_weight_copies_bytes
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
@@ -222,12 +222,13 @@ def _before_passes(
     Args:
         layers: on the stage, of each kind.
     """
-    architecture, recipe, layout = workload
+    _, recipe, layout = workload
     unit = shared.kinds[-1]
-    rank = rank_parameters(architecture, layout, stage=stage)
+    rank = trained_parameters(workload, stage=stage)
     dense = stored_elements(group_parameters(rank, recipe), layout, shards=layout.sharding_ranks)
     of_experts = stored_elements((rank.experts, 0), layout, shards=expert_shards(layout))
     stored, kept_gradients, share = (sum(pair) for pair in zip(dense, of_experts, strict=True))
+    stored = stored + frozen_parameters(workload, stage=stage)
     if layout.schedule in NO_FLUSH:
         stored = stored * weight_versions(layout, stage=stage, micro_batches=micro_batches)
     moments = kept_moment_bytes(workload, stage=stage, parameters=rank.all)

@@ -32,7 +32,7 @@ from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BY
 from suite.predict.analytic.memory_bound_operators import BACKWARD
 from suite.predict.analytic.narrow_traffic import gathers_share, reductions_share, weight_casts_share
 from suite.predict.analytic.offload import has_time, update_seconds, updated_parameters
-from suite.predict.analytic.parameters import rank_parameters
+from suite.predict.analytic.parameters import trained_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.analytic.product_formats import factor_element_bytes, weight_casts
@@ -253,7 +253,7 @@ class _StageTime(NamedTuple):
 def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _StageTime:
     workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
     layout, stack, bandwidth = workload.layout, machine.stack, machine.achievable_memory_bytes_per_second
-    rank = rank_parameters(workload.architecture, layout, stage=stage)
+    rank = trained_parameters(workload, stage=stage)
     computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
     seconds = _exposed_inside(step, stage, computation, _messages_seconds(step, stage, entries))
     inside = seconds["tp"] + seconds["cp"] + seconds["ep"]

@@ -14,7 +14,7 @@ from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
 from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import rank_parameters
+from suite.predict.analytic.parameters import trained_parameters
 from suite.predict.analytic.process_groups import Traffic, group_ranks
 from suite.predict.analytic.ring_attention import context_parallel_traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
@@ -82,7 +82,7 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     core/distributed/param_and_grad_buffer.py (buckets of the gradients' buffer, padded to a multiple of n).
     """
     architecture, recipe, layout = workload
-    rank = rank_parameters(architecture, layout, stage=stage)
+    rank = trained_parameters(workload, stage=stage)
     kinds = stage_layer_kinds(architecture, layout, stage=stage)
     outside = (stage == 0) | (stage == head_stage(layout))
     experts = 0 if layout.expert_parallel == 1 else rank.experts
@@ -120,7 +120,7 @@ def _group_traffic(
     if layout.zero_stage == 1 and layout.reduce_scatter:
         buckets = ceil_division(gradient * padded, layout.bucket_bytes)
         return [Traffic(axis, "reduce_scatter", gradient * padded, buckets), gathered]
-    if architecture.experts is None:
+    if architecture.experts is None and recipe.adapter_rank is None:
         element = reduced_gradient_element_bytes(recipe.precision)
         buckets = several * gradient_bucket_count(architecture, layout, stage=stage, element_bytes=element)
     else:
@@ -242,7 +242,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     reduced = passes * counted.scatters
     losses = passes * (CROSS_ENTROPY_REDUCTIONS * counted.last)
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
-    rank = rank_parameters(architecture, layout, stage=stage)
+    rank = trained_parameters(workload, stage=stage)
     gradient = reduced_gradient_element_bytes(recipe.precision)
     sums = several * (rank.copied > 0) * 1
     of_copies = [Traffic("kv", "all_reduce", several * gradient * rank.copied, sums)]

@@ -124,7 +124,8 @@ def _flop_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPredi
         if name != _RECOMPUTED.value:
             yield Figure(Quantity.MODEL_FLOP, flop, term=name, convention=name)
     for part, flop in forward_flop(run.architecture, samples=run.recipe.global_batch).items():
-        yield Figure(Quantity.MODEL_FLOP, 3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
+        passes = 3 if run.recipe.adapter_rank is None or part.startswith("attention") else 2
+        yield Figure(Quantity.MODEL_FLOP, passes * flop, term=part, convention=PART_OF_MODEL_FLOP)
     if prediction.hardware_flop is not None:
         yield Figure(Quantity.HARDWARE_FLOP, prediction.hardware_flop, convention=HARDWARE_CONVENTION)
     if layout is not None and layout.recomputation is Recomputation.FULL:

@@ -12,7 +12,7 @@ from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import NO_KEEPING, Keeping
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.flop import hardware_flop, model_flop
-from suite.predict.analytic.flop_conventions import flop_conventions
+from suite.predict.analytic.flop_conventions import flop_conventions, frozen_flop
 from suite.predict.analytic.initial_loss import first_loss
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.offload import has_time
@@ -55,6 +55,7 @@ def prediction_without_layout(
     needed, flop, loss = None, {}, None
     with absent.unless("flop of a step"):
         needed = model_flop(architecture, samples=recipe.global_batch)
+        needed -= frozen_flop(architecture, recipe, samples=recipe.global_batch)
         flop = flop_conventions(architecture, samples=recipe.global_batch)
     # the formula for the first loss holds for norms in front of what they feed, and for one feed-forward part a layer
     other_attention = architecture.key_value_rank is not None or architecture.linear_heads is not None
@@ -88,6 +89,7 @@ def run_prediction(
     prediction = prediction_without_layout(architecture, recipe, absent)
     with absent.unless("flop of a step"):
         executed = hardware_flop(architecture, layout, samples=recipe.global_batch)
+        executed -= frozen_flop(architecture, recipe, samples=recipe.global_batch)
         prediction = prediction._replace(hardware_flop=executed)
     with absent.unless("memory"):
         usual = machine.stack.keeping if machine else NO_KEEPING

@@ -156,7 +156,8 @@ def described_keeping(workload: Workload, keeping: Keeping) -> Keeping:
 
 
 def _unlike_updates(workload: Workload) -> list[str]:
-    return ["Muon"] if workload.recipe.orthogonalises else []
+    unlike = {"Muon": workload.recipe.orthogonalises, "adapters": workload.recipe.adapter_rank is not None}
+    return [name for name, applies in unlike.items() if applies]
 
 
 def _check_described(workload: Workload, execution: Execution) -> None:

@@ -18,7 +18,7 @@ from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
-from suite.predict.analytic.flop_conventions import causal_half_flop
+from suite.predict.analytic.flop_conventions import causal_half_flop, frozen_flop
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
@@ -290,6 +290,7 @@ def constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | No
     ratios = []
     for row in rows:
         flop = model_flop(row.architecture, samples=row.recipe.global_batch)
+        flop -= frozen_flop(row.architecture, row.recipe, samples=row.recipe.global_batch)
         ratios.append(flop / (row.layout.ranks * _peak(row)) / (row.step_seconds or 0.0))
     constant = best_constant(ratios)
     return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
