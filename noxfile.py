@@ -365,6 +365,14 @@ def opinions(session: nox.Session) -> None:
 
 
 @nox.session
+def diagnosed(session: nox.Session) -> None:
+    """Train a small model with four frameworks, with slow-downs put in, and diagnose what they write (10 minutes)."""
+    install(session, "execute", "models", "test", "peers", "diagnosed")
+    session.install("--no-compile", "--no-deps", "litgpt==0.5.13")  # of what it depends on, a run needs Lightning alone
+    session.run("python", "-m", "pytest", "-s", "tests/end_to_end/diagnosed/live_runs.py", *session.posargs)
+
+
+@nox.session
 def audit(session: nox.Session) -> None:
     """Look the pinned packages up in PyPI's database of known vulnerabilities."""
     install(session, "audit")

@@ -188,6 +188,7 @@ FORMATS = (
         {
             "number": re.compile(r"\[step=(\d+)"),
             "device_tokens_per_second": _after("throughput/device/TPS"),
+            "batches_per_second": _after("throughput/device/BPS"),
             "mfu": _after("throughput/device/MFU"),
             "data_share": _after(r"throughput/device/data loading \(%\)"),
             "loss": _after("train/CE loss"),

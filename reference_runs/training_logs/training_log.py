@@ -24,7 +24,8 @@ from reference_runs.training_logs.progress import ProgressBars, has_stall, mean_
 MOST_STEPS = 100_000  # kept of a log; of more every second, every fourth, ...
 RANKS_APART = 5  # steps that one rank's lines may come after another's
 EARLY_LINES = 10_000  # in which a log says the sizes of its run, and in which other frameworks' steps are noticed
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
+_AMERICAN = re.compile(r"(\d\d)/(\d\d)/(\d{4})")
 _KNOWN_WORDS = re.compile(r"iter|step|loss|time|tok|sampl|flop|mfu|throughput|epoch", re.IGNORECASE)
 _SHOWN_LETTERS = 100
 UNKNOWN = LogFormat("", re.compile("(?!)"), {})  # of a log without steps
@@ -268,7 +269,7 @@ def _stamp(line: str) -> float | None:
     if match is None:
         return None
     try:
-        day = datetime.date.fromisoformat(match[1]).toordinal()
+        day = datetime.date.fromisoformat(_AMERICAN.sub(r"\3-\1-\2", match[1])).toordinal()
     except ValueError:
         return None
     fraction = float(f"0.{match[5]}") if match[5] else 0.0
@@ -276,10 +277,10 @@ def _stamp(line: str) -> float | None:
 
 
 def _steps_of_bars(states: list[tuple[int, float]], said: list[PrintedStep]) -> list[PrintedStep]:
-    """Steps by progress bars, and by the seconds since the start that lines say, where no single step stalls."""
+    """Steps by progress bars, and by the seconds since the start that lines say, unless a mean hides a stall."""
     known = [(int(step.number), step.runtime) for step in said if step.runtime and step.number is not None]
     times: list[tuple[int, float]] = []
-    if not has_stall(states):
+    if all(last - first <= 1 for (first, _), (last, _) in pairwise(known)) or not has_stall(states):
         for (first, before), (last, runtime) in pairwise(known):
             if last > first and runtime > before:
                 times += mean_times(first, last, runtime - before)

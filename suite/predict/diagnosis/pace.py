@@ -18,6 +18,7 @@ BEYOND_SPREAD = 0.9  # of the distance of the quartiles: a smaller change is noi
 DRIFT = 0.1  # of the median from the first tenth to the last: less is no trend
 _STAMPED = "step times are those between the stamps of the lines, with all that happens between two steps"
 FEWEST_STALLS = 2  # a single one, of whatever length, is no pace of the run
+_BEAT = 0.25  # of the longest stall or pause: shorter ones come in between and have no part in a rhythm
 _ENOUGH = 10  # steps to see a trend or a rhythm in
 _LEAST_PAUSE_SECONDS = 2.0  # in all: stamps may have whole seconds
 
@@ -136,7 +137,8 @@ def pace(steps: Sequence[PrintedStep], *, warm_up: int = WARM_UP) -> Pace:
         third = len(ordinary) // 3
         early, late = statistics.median(ordinary[:third]), statistics.median(ordinary[-third:])
         drift = late / early - 1 if abs(late - early) >= BEYOND_SPREAD * (high - low) else 0.0
-    rhythm = _rhythm(kept_steps, slow)
+    beats = [place for place in slow if kept[place] - median > _BEAT * (max(kept) - median)]
+    rhythm = _rhythm(kept_steps, beats)
     return Pace(median, low, high, len(kept), skipped, drift, len(slow), lost, rhythm, _pauses(kept_steps))
 
 
@@ -150,10 +152,8 @@ def _pauses(steps: Sequence[PrintedStep]) -> Pauses | None:
     whole = sum(pauses)
     if whole < _LEAST_PAUSE_SECONDS or count <= 0:
         return None
-    longest = sorted(range(len(pauses)), key=lambda place: -pauses[place])[: int(MOST_STALLED * len(pauses))]
-    long = sorted(place for place in longest if pauses[place] > whole / len(pauses))
-    is_few = sum(pauses[place] for place in long) > whole / 2
-    return Pauses(whole / count, _rhythm(steps, [place + 1 for place in long]) if is_few else None)
+    beats = [place + 1 for place, each in enumerate(pauses) if each > _BEAT * max(pauses)]
+    return Pauses(whole / count, _rhythm(steps, beats) if len(beats) <= MOST_STALLED * len(pauses) else None)
 
 
 def _rhythm(steps: Sequence[PrintedStep], slow: Sequence[int]) -> int | None:

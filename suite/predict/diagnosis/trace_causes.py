@@ -16,7 +16,7 @@ from suite.predict.diagnosis.diagnosis import MOST_CAUSES, MeasuredTerm, RunDiag
 from suite.predict.diagnosis.group_axes import group_axis
 from suite.predict.diagnosis.trace_terms import Collective, StepTerms, Term
 
-_OFTEN = 0.5  # of the collectives that a slow rank is the last in
+_TOGETHER = 0.1  # of a collective: ranks that are so near each other come together
 # Least shares of a step: a step that is as it should be has less of each
 _LEAST = {
     Term.INPUT: (SHARE, "more workers, persistent and prefetching ones; cached samples"),
@@ -112,7 +112,7 @@ def _axis(collective: Collective, layout: Layout | None) -> str | None:
 
 
 def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> LateRank | None:
-    """The rank that is last in most collectives, if that costs the others time; None: no rank is.
+    """The rank that is last in far more collectives than by chance, if that costs the others time; None: no rank is.
 
     All ranks leave a collective together, so who comes last is in it for the shortest. By how much less than the median
     of the other ranks, summed over the collectives in which a rank is last, less what other ranks so cost.
@@ -128,11 +128,13 @@ def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> 
         for durations in zip(*(arrivals[place][key] for place in members), strict=True):
             least = min(range(len(members)), key=durations.__getitem__)
             others = [seconds for index, seconds in enumerate(durations) if index != least]
-            late[members[least]] += statistics.median(others) - durations[least]
-            last[members[least]] += 1
+            waited = statistics.median(others) - durations[least]
+            late[members[least]] += waited
+            last[members[least]] += waited > _TOGETHER * durations[least]
     place = max(late, key=late.__getitem__)
     net = late[place] - (sum(late.values()) - late[place]) / max(1, len(arrivals) - 1)
-    return LateRank(place, net / steps) if last and last[place] >= _OFTEN * last.total() else None
+    often = (1 + 1 / len(arrivals)) / 2  # halfway between chance and always
+    return LateRank(place, net / steps) if last and last[place] >= often * last.total() else None
 
 
 def late_rank(steps: Sequence[StepTerms]) -> LateRank | None:
