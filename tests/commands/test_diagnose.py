@@ -246,3 +246,12 @@ def test_each_row_of_a_table_is_diagnosed_and_one_in_full(capsys: pytest.Capture
     assert "several rows; allowed: --row LINE" in capsys.readouterr().err
     assert main(["diagnose", str(table), "--run", "gpt2-124m"]) == 2
     assert "a row is of one table" in capsys.readouterr().err
+
+
+def test_a_step_of_narrow_products_may_exceed_the_peak_of_bf16(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ROOT / "reference_runs/published/megatron_bridge_25_09_26_02.csv"
+    assert main(["diagnose", str(table), "--row", "57"]) == 0  # NVFP4 on a GB200
+    printed = capsys.readouterr().out
+    assert printed.startswith("as expected: ")
+    assert "MFU 113.0 %" in printed
+    assert "of the dense bf16 peak" in printed

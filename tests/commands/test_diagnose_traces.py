@@ -305,6 +305,19 @@ def test_bad_traces_end_in_one_line(
     assert len(err.strip().splitlines()) == 1
 
 
+def test_at_most_25_lines_are_printed_of_many_terms_causes_and_assumptions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = gpu_steps(layers=40, steps=2, logging=30_000.0, recomputes=True, loading=20_000.0, message=150_000.0)
+    run = ("--run", "llama2-7b", "--on", "h100", "--gpus", "64", "--layout", "dp2,tp8,pp4,zero1,recompute-full")
+    main(["diagnose", str(trace.write(tmp_path / "trace.json")), *run])
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("cause") for line in lines) == 3
+    assert sum(line.startswith("measured: ") for line in lines) == 7
+    assert lines[-1].startswith(("assumed: ", "note: ", "    "))
+    assert len(lines) <= 25
+
+
 def test_a_folder_without_traces_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     assert main(["diagnose", str(tmp_path)]) == 2

@@ -126,6 +126,8 @@ def diagnosis(
     run, layout, step = predicted.run, predicted.layout, predicted.prediction.step
     machine = predicted.machine.machine if predicted.machine else None
     peak = machine.peak_flop_per_second if machine else None
+    of_products = predicted.machine.product_peak if predicted.machine else None
+    most = max(peak, of_products or 0.0) if peak else None
     batch = run.recipe.global_batch
     counts = by_log + counted(
         printed,
@@ -148,7 +150,7 @@ def diagnosis(
     if expected and interval and pace.seconds > interval[1] and not other_work:
         causes = seen + candidates(expected, pace.seconds, known=layout if states_layout else None)
     return RunDiagnosis(
-        outcome=RunOutcome.COUNTED_WRONGLY if other_work else _outcome(pace.seconds, interval, flop, peak, counts),
+        outcome=RunOutcome.COUNTED_WRONGLY if other_work else _outcome(pace.seconds, interval, flop, most, counts),
         pace=pace,
         counted=counts,
         causes=causes[:MOST_CAUSES],

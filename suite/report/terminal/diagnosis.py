@@ -13,12 +13,12 @@ from suite.predict.diagnosis.counting import CountedRate
 from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome, Saving
 from suite.predict.plan.predicted_run import Predicted
 from suite.report.terminal.columns import percent
-from suite.report.terminal.plan import print_assumptions, where_words
+from suite.report.terminal.plan import where_words
 from suite.report.terminal.tables import print_folded
 
 _STYLES = {RunOutcome.EXPECTED: "bold green", RunOutcome.FAST: "bold green", RunOutcome.NOT_PREDICTED: "bold"}
 ROUNDS_TO_NOTHING, TWICE = 0.005, 2
-_TERMS = 4  # of the predicted step
+_TERMS, _MEASURED_TERMS = 4, 6  # of a step, that are printed
 
 
 def print_diagnosis(
@@ -35,10 +35,8 @@ def print_diagnosis(
         standing = standing_words(cause, measured=bool(answer.measured))
         print_folded(out, f"cause {number}, {standing}: {cause.words}{_of_a_step(cause)}", "")
         print_folded(out, f"    look at: {cause.confirm}")
-    for term in answer.measured:
-        share = percent(term.seconds / answer.pace.seconds)
-        expected = "" if term.predicted_seconds is None else f", predicted {printed(term.predicted_seconds, 's')}"
-        print_folded(out, f"measured: {term.name} {printed(term.seconds, 's')} s, {share} of the step{expected}", "")
+    for line in _measured_words(answer):
+        print_folded(out, line, "")
     if answer.terms and not answer.measured:
         whole = sum(answer.terms.values())
         longest = ", ".join(
@@ -49,10 +47,24 @@ def print_diagnosis(
         print_folded(out, saving_words(change), "")
     for note in answer.notes:
         print_folded(out, f"note: {note}")
-    if predicted:
-        print_assumptions(out, predicted.assumed)
-    elif answer.outcome is RunOutcome.NOT_PREDICTED:
+    if predicted and predicted.assumed:
+        print_folded(out, f"assumed: {'; '.join(f'{each.words} ({each.option})' for each in predicted.assumed)}")
+    elif not predicted and answer.outcome is RunOutcome.NOT_PREDICTED:
         print_folded(out, "--run RUN or config.json, with --on and --gpus, says what to expect")
+
+
+def _measured_words(answer: RunDiagnosis) -> Iterator[str]:
+    """The longest terms, measured or predicted, and what the others take together."""
+    ordered = sorted(answer.measured, key=lambda term: -max(term.seconds, term.predicted_seconds or 0.0))
+    shown, others = ordered[:_MEASURED_TERMS], ordered[_MEASURED_TERMS:]
+    for term in sorted(shown, key=lambda term: -term.seconds):
+        share = percent(term.seconds / answer.pace.seconds)
+        expected = "" if term.predicted_seconds is None else f", predicted {printed(term.predicted_seconds, 's')}"
+        yield f"measured: {term.name} {printed(term.seconds, 's')} s, {share} of the step{expected}"
+    if others:
+        share = percent(sum(term.seconds for term in others) / answer.pace.seconds)
+        terms = "1 other term" if len(others) == 1 else f"{len(others)} other terms"
+        yield f"measured: {terms}, {share} of the step (--json, --html)"
 
 
 def summary_lines(run: str | None, answer: RunDiagnosis, predicted: Predicted | None) -> Iterator[str]:
@@ -63,7 +75,9 @@ def summary_lines(run: str | None, answer: RunDiagnosis, predicted: Predicted | 
     if answer.mfu is not None and answer.flop_per_second is not None and answer.tokens_per_second is not None:
         hfu = f", HFU {percent(answer.hfu)}" if answer.hfu is not None else ""
         rate = f"{answer.tokens_per_second:,.0f} tokens/s, {answer.flop_per_second / 1e12:,.1f} Tflop/s an accelerator"
-        yield f"{rate}, MFU {percent(answer.mfu)}{hfu} (every product once, of the dense peak)"
+        machine = predicted.machine if predicted else None
+        peak = f"dense {machine.dtype} peak" if machine and machine.product_peak else "dense peak"
+        yield f"{rate}, MFU {percent(answer.mfu)}{hfu} (every product once, of the {peak})"
 
 
 def counted_words(each: CountedRate) -> str:
