@@ -7,6 +7,7 @@ import math
 import re
 import zlib
 from collections import Counter
+from gzip import BadGzipFile
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -160,6 +161,7 @@ class _LogReader:
         last = self.steps[-1] if self.steps else None
         if last is not None and step.number is not None and last.number is not None:
             if step.number == last.number:  # each rank prints it
+                self.others["a run beside it"] += step.last != last.last
                 return
             recent = self.steps[-RANKS_APART:]
             if any(step.number == each.number and step.loss == each.loss for each in recent):
@@ -194,7 +196,7 @@ def training_log(path: Path, *more: Path, needs_steps: bool = True) -> TrainingL
             if MARK in line:
                 return _mlperf(path, where)
             reader.take(line)
-    except (EOFError, zlib.error):
+    except (EOFError, zlib.error, BadGzipFile):
         cut_off.append("the file is damaged or cut off: what comes before was read")
     except OSError as error:
         raise InputError(f"cannot read the log: {error.strerror}", where=where) from error
@@ -226,13 +228,15 @@ def _gathered(reader: _LogReader, states: list[tuple[int, float]], where: str) -
     notes = []
     if reader.runs > 1:
         notes.append(f"{reader.runs} runs in the file: the last one is read")
-    for name, count in reader.others.items():
+    for name, count in (+reader.others).items():
         notes.append(f"{count} lines of {name} are not read")
     if reader.stride > 1:
         notes.append(f"every {reader.stride}th step is read of {reader.seen:,}")
     steps = reader.steps
     if lost := sum(step.loss is not None and math.isnan(step.loss) for step in steps):
         notes.append(f"the loss of {lost} of {len(steps)} steps is not a number")
+    if lost := sum(step.seconds is not None and not math.isfinite(step.seconds) for step in steps):
+        notes.append(f"the time of {lost} of {len(steps)} steps is not a number, and left out")
     if not any(step.seconds for step in steps) and states:
         steps = _steps_of_bars(states, steps)
         since = "" if len(states) > 1 else ", a mean from the start on"

@@ -79,6 +79,7 @@ def step_seconds(
         InputError: no step has a time, or what it takes to compute one is not known.
     """
     timed, stamped = [], False
+    backwards = sum(bool(a.stamp and b.stamp and b.stamp < a.stamp) for a, b in pairwise(log.steps))
     before: PrintedStep | None = None
     for step in log.steps:
         seconds = step.seconds
@@ -94,8 +95,8 @@ def step_seconds(
             timed.append(PrintedStep(number=step.number, seconds=seconds, stamp=step.stamp))
     if timed:
         log.notes.extend([_STAMPED] if stamped else [])
+        log.notes.extend([f"the time runs backwards at {backwards} of {len(log.steps)} steps"] if backwards else [])
         return timed
-    backwards = any(a.stamp and b.stamp and b.stamp < a.stamp for a, b in pairwise(log.steps))
     what = "the time runs backwards" if backwards else "no step has a time"
     allowed = "a log with times, or --run, --batch, --sequence and --gpus, which make times of rates"
     raise InputError(what, allowed=allowed, where=log.where)
@@ -127,7 +128,7 @@ def pace(steps: Sequence[PrintedStep], *, warm_up: int = WARM_UP) -> Pace:
     skipped = min(warm_up, len(seconds) // 2) if len(seconds) > 2 else 0
     kept, kept_steps = seconds[skipped:], list(steps)[skipped:]
     median = statistics.median(kept)
-    low, _, high = statistics.quantiles(kept, n=4) if len(kept) > 1 else (median, median, median)
+    low, _, high = statistics.quantiles(kept, n=4, method="inclusive") if len(kept) > 1 else (median, median, median)
     slow = [number for number, each in enumerate(kept) if each > STALL * median]
     slow = slow if FEWEST_STALLS <= len(slow) <= MOST_STALLED * len(kept) else []
     ordinary = [each for each in kept if each <= STALL * median]

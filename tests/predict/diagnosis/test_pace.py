@@ -93,3 +93,11 @@ def test_what_passes_between_the_steps_is_known_by_the_stamps_of_their_lines() -
     assert every_tenth.pauses.seconds == pytest.approx(20 / 39)
     assert pace(stamped(*[0.0] * 43)).pauses is None
     assert pace(steps(*[1.0] * 43)).pauses is None
+
+
+def test_a_clock_that_was_set_back_is_noted_and_quartiles_lie_among_the_steps() -> None:
+    known = log(*(PrintedStep(number=number, stamp=100 + number - 5 * (number > 5)) for number in range(10)))
+    assert [step.seconds for step in step_seconds(known, tokens=None, gpus=None, micro_batches=None)] == [1] * 8
+    assert known.notes[-1] == "the time runs backwards at 1 of 10 steps"
+    two = pace(steps(0.1, 0.3))
+    assert 0.1 <= two.low <= two.high <= 0.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -168,3 +169,22 @@ def test_lightnings_profiler_says_what_its_bars_do_not(tmp_path: Path) -> None:
     assert means["train_dataloader_next"] == 0.0531
     assert means["run_training_batch"] == 0.1501
     assert [seconds for name, seconds in means.items() if name.startswith("ModelCheckpoint")] == [0.1]
+
+
+def test_a_packed_log_with_a_wrong_sum_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "train.log.gz"
+    text = "".join(f"{megatron(number, 100)}\n" for number in range(9)).encode()
+    path.write_bytes(gzip.compress(text)[:-8] + b"damaged!")
+    log = training_log(path)
+    assert len(log.steps) == 9
+    assert log.notes == ["the file is damaged or cut off: what comes before was read"]
+
+
+def test_two_runs_that_write_by_turns_are_distinguished_and_times_that_are_no_numbers_are_counted(
+    tmp_path: Path,
+) -> None:
+    log = read(tmp_path, *(megatron(number, 100, last) for number in range(5) for last in (100, 900)))
+    assert [step.last for step in log.steps] == [100] * 5
+    assert log.notes == ["5 lines of a run beside it are not read"]
+    lost = read(tmp_path, *(megatron(number, float("nan") if number % 3 else 100) for number in range(9)))
+    assert lost.notes[-1] == "the time of 6 of 9 steps is not a number, and left out"
