@@ -379,3 +379,16 @@ def test_the_gpus_of_a_node_are_known_by_one_name_also_where_they_are_simulated(
     assert known_gpu(f"{h100} (simulated), {h100} (simulated)") == known == accelerator("h100-sxm")
     assert known_gpu(f"{h100}, {h200}") is None
     assert known_gpu("NVIDIA of tomorrow (simulated)") is None
+
+
+def test_every_accelerator_says_what_it_computes_holds_sends_and_draws() -> None:
+    """Values, or that they are not published; TPUs have no usual network out of the torus that joins a pod."""
+    board = {"memory_bytes", "memory_bytes_per_second", "link", "link_bytes_per_second_both_ways", "watts"}
+    board |= {"accelerators_per_node", "network_bytes_per_second"}
+    lacking = {}
+    for name, device in DEVICES.items():
+        wanted = board - {"network_bytes_per_second"} if name.startswith("tpu-") else board
+        if missing := {f"board.{key}" for key in wanted} - device.facts.keys():
+            lacking[name] = missing
+        assert any(key.startswith("peak_flop_per_second.") for key in device.facts)
+    assert lacking == {}
