@@ -27,7 +27,7 @@ UNNAMED = "no framework is named"
 SEARCHED = (
     *("tp", "sp", "cp", "cp-fused", "ep", "pp", "interleave", "uneven", "layers-and-tables"),
     *("zero-bubble", "zbv", "dualpipev", "stages-first", "any-order"),
-    *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
+    *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "shard", "recompute-selective", "recompute-full"),
     "recompute-selective-op",
     "offload-optimizer",
 )

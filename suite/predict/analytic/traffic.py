@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference_runs.layout import Layout, Recomputation, RecomputedModule
 from reference_runs.placement import head_stage
@@ -100,7 +100,8 @@ def _group_traffic(
 ) -> list[Traffic]:
     """`zero_traffic` of matrices and vectors that the ranks of `axis` have in common, in so many units of ZeRO-3."""
     architecture, recipe, layout = workload
-    if layout.zero_stage >= 2 and layout.shard_ranks is not None and layout.shard_copies > 1:
+    copied: Any = layout.zero_stage >= 2 and layout.shard_ranks is not None and layout.shard_copies > 1
+    if copied is not False:  # an array where the layout's counts are
         axis = "shard"
     n, elements = group_ranks(layout, axis), sum(groups)
     several = n > 1
@@ -108,13 +109,14 @@ def _group_traffic(
     weight = several * WEIGHT_ELEMENT_BYTES[recipe.precision]
     padded = sum(n * ceil_division(group, n) for group in groups)
     messages = sum((group > 0) * 1 for group in groups)
+    summed = copied * gradient * padded // n
     if layout.zero_stage == 3:
         units = several * micro_batches * units
         gathers = 2 if layout.reshard_after_forward else 1
         return [
             Traffic(axis, "all_gather", gathers * micro_batches * weight * padded, gathers * units),
             Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, units),
-            *([Traffic("replicate", "all_reduce", gradient * padded // n, units // micro_batches)] * (axis == "shard")),
+            *([Traffic("replicate", "all_reduce", summed, copied * units // micro_batches)] * (axis == "shard")),
         ]
     gathered = Traffic(axis, "all_gather", weight * padded, several * messages)
     if layout.zero_stage == 1 and layout.reduce_scatter:
@@ -127,7 +129,7 @@ def _group_traffic(
         buckets = ceil_division(gradient * elements, layout.bucket_bytes)
     if layout.zero_stage == 2:
         scattered = Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, micro_batches * buckets)
-        between = Traffic("replicate", "all_reduce", gradient * padded // n, buckets)
+        between = Traffic("replicate", "all_reduce", summed, copied * buckets)
         return [scattered, gathered, *([between] * (axis == "shard"))]
     reduced = Traffic(axis, "all_reduce", gradient * elements, buckets)
     return [reduced, gathered] if layout.zero_stage == 1 else [reduced]

@@ -107,8 +107,11 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
     if "recompute-full" in words:
         recomputations.append(Recomputation.FULL)
     schedules = (Schedule.ONE_F_ONE_B, *(schedule for schedule in SCHEDULES if schedule in words))
-    for (zero, scatters), recomputation, schedule, sequence, fused, assignment, offload in itertools.product(
+    node = question.machine.accelerators_per_node
+    copied = (None, node) if "shard" in words and 1 < node < question.ranks else (None,)
+    for (zero, scatters), shards, recomputation, schedule, sequence, fused, assignment, offload in itertools.product(
         _zero_forms(question),
+        question.values("shard_ranks", copied),
         question.values("recomputation", recomputations),
         question.values("schedule", schedules),
         question.values("sequence_parallel", (False, True) if "sp" in words else (False,)),
@@ -116,6 +119,8 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
         question.assignments,
         question.offloads,
     ):
+        if shards and zero < 2:
+            continue
         modules = layout.recomputed_modules if recomputation is Recomputation.SELECTIVE else ()
         selects_scores = recomputation is Recomputation.SELECTIVE and not modules
         if fused and selects_scores and "recomputation" not in question.fixed:
@@ -126,6 +131,7 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
         yield msgspec.structs.replace(
             layout,
             zero_stage=zero,
+            shard_ranks=shards,
             reduce_scatter=scatters,
             recomputation=recomputation,
             recomputed_modules=modules,
@@ -159,6 +165,8 @@ def _compatible(question: Question, layout: Layout, columns: numpy.ndarray[Any, 
         allowed &= holders > 1
     if layout.zero_stage >= 2:
         allowed &= stages == 1
+    if (shards := layout.shard_ranks) is not None:
+        allowed &= (data * context % shards == 0) & (shards % context == 0) & (layout.expert_parallel == 1)
     if layout.fused_attention and "cp-fused" not in question.layouts and "context_parallel" not in question.fixed:
         allowed &= context == 1
     if layout.sequence_parallel:

@@ -271,6 +271,17 @@ def test_fused_attention_has_context_parallelism_where_the_software_has_both() -
         assert {each.layout.context_parallel for each in fixed.best} == {2}
 
 
+def test_copies_of_shards_in_each_node_are_offered_and_pay_where_networks_are_slow() -> None:
+    asked = over_nodes(question(16, layouts=("zero3", "shard"), fused=(True,)), 4, 10)
+    forms = {(each.layout.zero_stage, each.layout.shard_ranks) for each in found(asked).best}
+    assert forms == {(0, None), (3, None), (3, 4)}
+    assert found(asked._replace(fixed={"zero_stage": 3})).best[0].layout.shard_ranks == 4
+    one_node = {each.layout.shard_ranks for each in found(over_nodes(asked, 16, 10)).best}
+    assert one_node == {each.layout.shard_ranks for each in found(asked._replace(layouts=("zero3",))).best} == {None}
+    fixed = found(asked._replace(fixed={"zero_stage": 3, "shard_ranks": 8}))
+    assert {each.layout.shard_ranks for each in fixed.best} == {8}
+
+
 def test_a_fixed_field_has_that_value_whatever_the_software_executes() -> None:
     fixed = {"tensor_parallel": 3, "zero_stage": 3, "micro_batch": 3, "recomputation": Recomputation.FULL}
     recipe = msgspec.structs.replace(GPT2.recipe, global_batch=96)
