@@ -368,7 +368,8 @@ def opinions(session: nox.Session) -> None:
 def diagnosed(session: nox.Session) -> None:
     """Train a small model with four frameworks, with slow-downs put in, and diagnose what they write (10 minutes)."""
     install(session, "execute", "models", "test", "peers", "diagnosed")
-    session.install("--no-compile", "--no-deps", "litgpt==0.5.13")  # of what it depends on, a run needs Lightning alone
+    # of what litgpt depends on, a run needs Lightning alone; Megatron-Core's timers need PyTorch
+    session.install("--no-compile", "--no-deps", "litgpt==0.5.13", "megatron-core==0.16.1")
     session.run("python", "-m", "pytest", "-s", "tests/end_to_end/diagnosed/live_runs.py", *session.posargs)
 
 
