@@ -132,6 +132,15 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is later than those of the family "ampere", which V100 and A100 belong to."""
         return accelerator not in self.families["ampere"].accelerators
 
+    def basis(self, family: str, accelerator: str) -> str:
+        """What the efficiencies of an accelerator of that family rest on, in words."""
+        of_family, gemms = self.families[family], self.parameters.get(f"matrix_efficiency.{family}")
+        if not of_family.measured and gemms:
+            return f"from no step time, as none of {family} accelerators is published: {gemms.meaning}"
+        known = accelerator in of_family.measured
+        like = accelerator if known else f"{family} accelerators, as none of {accelerator} is published"
+        return f"fitted to published step times of {like}"
+
     def values(self) -> dict[str, float]:
         """The parameters' values by name."""
         return {name: parameter.value for name, parameter in self.parameters.items()}

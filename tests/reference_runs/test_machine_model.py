@@ -93,3 +93,10 @@ def test_every_edition_is_a_whole_fit_under_its_own_name_and_a_choice_ends_with_
     with pytest.raises(RuntimeError), edition_chosen(editions()[0]):
         raise RuntimeError
     assert (machine_model(), fit_scores()) == (current, scores)
+
+
+def test_an_amd_accelerator_says_of_which_software_its_gemms_are() -> None:
+    model = machine_model()
+    assert "with ROCm 6.1 and 6.2 of 2024" in model.basis("cdna", "mi355x")
+    assert model.basis("ampere", "a100-sxm-80gb") == "fitted to published step times of a100-sxm-80gb"
+    assert model.basis("hopper", "l40s").endswith("of hopper accelerators, as none of l40s is published")

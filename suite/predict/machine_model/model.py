@@ -232,7 +232,7 @@ def run_machine(  # long: what is not recorded is noted on the way
     if network is None and crosses_nodes:
         network = usual_network = device.board.usual_network_bytes_per_second(per_node)
     model = machine_model()
-    family_name, measured = family_of(model, device.name)
+    family_name, _ = family_of(model, device.name)
     unfitted = product_format.casts and product_format not in model.measured_products
     of_products = unfitted * model.unfitted_products
     of_stack = (not recorded.measured) * model.unmeasured_stack
@@ -256,9 +256,8 @@ def run_machine(  # long: what is not recorded is noted on the way
         accelerators_per_node=per_node,
     )
     notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
-    like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
     of_edition = f" of edition {edition}," if (edition := chosen_edition()) else ""
-    words = f"efficiencies{of_edition} fitted to published step times of {like}"
+    words = f"efficiencies{of_edition} {model.basis(family_name, device.name)}"
     notes.append(f"{words}: expect errors of {100 * uncertainty:.0f} %")
     if unfitted:
         words = f"products in {product_format.value} at the share of their peak that those in fp8-delayed reach"
