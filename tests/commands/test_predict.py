@@ -435,7 +435,9 @@ def test_no_cell_is_cut_and_a_prediction_takes_at_most_25_lines_of_a_terminal(mo
     monkeypatch.undo()
     for width, options in ((80, ()), (100, ("--on", "h100", "--network", "3200"))):
         monkeypatch.setenv("COLUMNS", str(width))
-        for name in run_names() if options else [*run_names(), *miniatures()]:
+        # H100 has no MXFP8
+        runs = [each for each in run_names() if not (options and each == "nemo-deepseek-v3-gb200")]
+        for name in runs if options else [*runs, *miniatures()]:
             too_large = name in TOO_LARGE
             shown = text(name, *options, code=too_large)
             lines = shown.splitlines()

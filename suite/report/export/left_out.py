@@ -145,6 +145,8 @@ def _text(value: Any) -> str:
 
 
 def _moments(job: ExportedJob) -> Iterator[str]:
+    if (rank := job.workload.recipe.adapter_rank) is not None:
+        yield f"adapters of rank {rank}: all weights are trained"
     if (optimizer := job.recorded("optimizer")) in (Optimizer.SGD, Optimizer.MUON):
         yield f"optimizer = {optimizer}: it is AdamW"
     elif (moments := job.workload.recipe.moments) is not Moments.FP32:

@@ -68,7 +68,7 @@ def test_a_step_equals_the_list_of_its_messages(run: tuple[Architecture, Recipe,
 def test_a_step_of_every_dense_run_equals_the_list_of_its_messages() -> None:
     wrong = []
     for run in map(reference_run, run_names()):
-        if not run.recorded_layout or run.architecture.experts is not None:
+        if not run.recorded_layout or run.architecture.experts is not None or run.recipe.adapter_rank is not None:
             continue
         micro_batches = accumulation(run.recipe, run.layout)
         for stage in {0, run.layout.pipeline_stages // 2, run.layout.pipeline_stages - 1}:

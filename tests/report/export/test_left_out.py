@@ -32,6 +32,7 @@ RECIPE_FIELDS: dict[str, tuple[Any, Any]] = {
     "precision": (Precision.FP16, Precision.FP32),
     "product_format": (None, ProductFormat.FP8_DELAYED),
     "moments": (None, Moments.BF16),
+    "adapter_rank": (None, 16),
     "optimizer": (Optimizer.ADAMW, Optimizer.ADAM),
     "beta1": (0.9, 0.8),
     "beta2": (0.95, 0.9),
@@ -55,7 +56,7 @@ RECIPE_FIELDS: dict[str, tuple[Any, Any]] = {
 }
 RECIPE = {name: usual for name, (usual, _) in RECIPE_FIELDS.items() if usual is not None}
 OTHER_RECIPE = {name: other for name, (_, other) in RECIPE_FIELDS.items()}
-WITH_ANOTHER = {"batch_rampup_increment", "batch_rampup_samples"}  # belong to batch_rampup_start
+WITH_ANOTHER = {"batch_rampup_increment", "batch_rampup_samples", "adapter_targets"}  # of the key before them
 OF_BLANK_INFILLING = {"gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share"}  # refused
 OTHER_LAYOUT: dict[str, Any] = {
     "micro_batch": 2,
