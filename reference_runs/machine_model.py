@@ -133,7 +133,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
         return accelerator not in self.families["ampere"].accelerators
 
     def basis(self, family: str, accelerator: str) -> str:
-        """What the efficiencies of an accelerator of that family rest on, in words."""
+        """The grounds of the efficiencies of an accelerator of that family, in words."""
         of_family, gemms = self.families[family], self.parameters.get(f"matrix_efficiency.{family}")
         if not of_family.measured and gemms:
             return f"from no step time, as none of {family} accelerators is published: {gemms.meaning}"

@@ -115,7 +115,7 @@ def names_mixture(folded: str) -> bool:
 
 
 def other_model(folded: str) -> str | None:
-    """What the model of this name, without blanks and marks but points, has that no decoder of text has; None: nothing.
+    """The part that a model of this name has and no decoder of text has; None: nothing. Points are its only marks.
 
     A name that begins with a decoder's is one, as Llama-3.1-Nemotron-Nano.
     """

@@ -132,7 +132,7 @@ def collective_seconds(operation: str, group: Group, *, payload_bytes: float, me
 
 
 def taken_share(machine: Machine, group: Group) -> float:
-    """What a second of a group's hidden messages takes from computation, over what it takes at usual rates.
+    """Time that a second of a group's hidden messages takes from computation, over that at usual rates.
 
     Collectives take multiprocessors and memory's bandwidth by the bytes that they move in a second: over a network
     slower than the usual one of such accelerators, at which `overlap_cost` was fitted, in proportion less. 1 inside a

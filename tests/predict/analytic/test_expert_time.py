@@ -1,4 +1,4 @@
-"""What experts cost besides their products: sums that they add to, biases one by one, objects of the host."""
+"""Experts cost more than their products: sums that they add to, biases one by one, objects of the host."""
 
 from __future__ import annotations
 
