@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import ProductFormat, Workload
-from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.elementwise import ceil_division, chosen
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 
@@ -160,13 +160,12 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False, fused_c
                     product_format, rows=rows, columns=depth, element=element, fused_chains=fused_chains
                 )
             matrices = matrices + count
-        if fused and dense and part in SUMMED and shards > 1:
+        written = cast_bytes(product_format, rows=rows, columns=columns, element=element, fused_chains=fused_chains)
+        if fused and dense and part in SUMMED:
             whole = format_bytes(product_format, rows=rows, columns=columns)
-            gradients = gradients + count * ((element * rows * columns + whole) // shards + 2 * whole)
-        else:
-            gradients = gradients + count * cast_bytes(
-                product_format, rows=rows, columns=columns, element=element, fused_chains=fused_chains
-            )
+            gathered = (element * rows * columns + whole) // shards + 2 * whole
+            written = chosen(shards > 1, gathered, written)
+        gradients = gradients + count * written
         weights = weights + count * cast_bytes(
             product_format, rows=columns, columns=depth, element=element, is_weight=True
         )
