@@ -254,10 +254,13 @@ def known_gpu(models: str) -> Accelerator | None:
     return exact_accelerator(names.pop()) if len(names) == 1 else None
 
 
-def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
+def dense_peak_flop_per_second(device: Accelerator, dtype: str, *, option: str | None = None) -> float:
     """Flop per second of one accelerator in dense products of `dtype` matrices, at most.
 
     Vendors' headlines for 2:4 sparse matrices are twice as high from the A100 on.
+
+    Args:
+        option: of a command, that takes a precision: a refusal of bf16 says how fp16 is asked for.
 
     Raises:
         InputError: the accelerator has no recorded peak for the dtype; the line lists the dtypes that have one.
@@ -266,6 +269,8 @@ def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
     if peak is None:
         what = f"{device.name} has no peak_flop_per_second for the dtype"
         allowed = ", ".join(device.peak_flop_per_second)
+        if option and dtype == "bf16" and "fp16" in device.peak_flop_per_second:
+            allowed = f"{option} fp16"
         raise InputError(what, got=repr(str(dtype)), allowed=allowed, where=device.where)
     return peak
 
@@ -281,8 +286,10 @@ def product_peak_flop_per_second(device: Accelerator, product_format: ProductFor
     peak = device.peak_flop_per_second.get(product_format.peak_dtype)
     if peak is None:
         able = [name for name in accelerator_names() if _has_peak(name, product_format.peak_dtype)]
-        what = f"{device.name} computes no products in this recipe.product_format"
-        raise InputError(what, got=product_format.value, allowed=f"none, or another accelerator: {', '.join(able)}")
+        what = f"{device.name} computes no matrix products in this format"
+        own = [each.value for each in ProductFormat if not each.casts or each.peak_dtype in device.peak_flop_per_second]
+        allowed = f"{', '.join(own)}, or another accelerator: {', '.join(able)}"
+        raise InputError(what, got=product_format.value, allowed=allowed)
     return peak
 
 

@@ -347,10 +347,9 @@ def test_a_peak_is_given_exactly_for_the_recorded_dtypes() -> None:
 
 def test_products_that_an_accelerator_has_not_are_refused_with_those_that_have_them() -> None:
     fp8, mxfp8 = "b200-sxm, b300-sxm, gaudi2, ", "b200-sxm, b300-sxm, gb200, gb300, mi350x, "
-    for name, made, able in (("a100-sxm-80gb", "fp8-current", fp8), ("h100-sxm", "mxfp8", mxfp8)):
-        words = (
-            f"computes no products in this recipe.product_format; got {made}, allowed: none, or another accelerator: "
-        )
+    own = "none, fp8-delayed, fp8-current, fp8-blockwise"
+    for name, made, has, able in (("a100-sxm-80gb", "fp8-current", "none", fp8), ("h100-sxm", "mxfp8", own, mxfp8)):
+        words = f"computes no matrix products in this format; got {made}, allowed: {has}, or another accelerator: "
         with pytest.raises(InputError, match=re.escape(words + able)):
             product_peak_flop_per_second(accelerator(name), ProductFormat(made))
 

@@ -217,7 +217,7 @@ def run_machine(  # long: what is not recorded is noted on the way
         return None
     device = accelerator(name)
     dtype = WORK_DTYPES[precision]
-    dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
+    dense_peak_flop_per_second(device, dtype, option="--precision")  # refused before anything else is said of it
     product_peak = product_peak_flop_per_second(device, product_format)
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
     (recorded, how), libraries = _software(software, stack_name, device, elsewhere=elsewhere, stages=stages)
