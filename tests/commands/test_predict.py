@@ -199,7 +199,7 @@ NONSENSE = [
     ("--layout dp2,every2,recompute-none", "layout.checkpoint_layers belongs to recompute-full"),
     ("--layout 'dp8;tp4'", "--layout: not a layout; got 'dp8;tp4', allowed: dpN, tpN"),
     ("--on h500", "unknown accelerator; got 'h500', did you mean h800? allowed: a100"),
-    ("--on v100", ("v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: fp32, fp16")),
+    ("--on v100", ("v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: --precision fp16")),
     ("--on ''", "unknown accelerator; got ''"),
     ("--on mine.toml", "mine.toml: cannot read the accelerator file"),
     ("--network 0", "--network: not a usable number; got 0.0, allowed: a finite one above 0"),
