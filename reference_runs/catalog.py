@@ -238,6 +238,11 @@ def check_layout(workload: Workload, where: str) -> None:
         raise mistake
 
 
+def _imbalance_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
+    if workload.architecture.experts is None and (imbalance := workload.recipe.expert_imbalance) is not None:
+        yield InputError("recipe.expert_imbalance: belongs to a mixture of experts", got=imbalance, where=where)
+
+
 def _adapter_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     rank = workload.recipe.adapter_rank
     if rank is not None and (workload.architecture.experts or workload.layout.zero_stage >= 2):
@@ -267,6 +272,7 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         what = "layout.context_parallel with linear attention: not described"
         yield InputError(what, got=layout.context_parallel, where=where)
     yield from _adapter_mistakes(workload, where)
+    yield from _imbalance_mistakes(workload, where)
     if (architecture.experts or 1) % layout.expert_ranks:
         ranks = "expert_parallel * tensor_parallel" if layout.whole_experts else "expert_parallel"
         what = f"layout.{ranks} does not divide architecture.experts = {architecture.experts or 'none'}"

@@ -25,7 +25,7 @@ OPTIONAL = (
     *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
     *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
     *("network_bytes_per_second", "mean_document", "framework_version", BATCH_TOKENS, STEP_MS, MEMORY_GB),
-    *("fsdp", "shard_ranks", "accumulation", "recompute_modules", "adapter_rank", "adapter_targets"),
+    *("fsdp", "shard_ranks", "accumulation", "recompute_modules", "adapter_rank", "adapter_targets", "imbalance"),
 )
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds

@@ -33,7 +33,7 @@ _COUNTS = frozenset(
         *("accumulation", "shard_ranks"),
     ]
 )
-_FRACTIONS = (STEP, MEMORY, MEMORY_GB, "dropout")  # numbers that a table has with decimals
+_FRACTIONS = (STEP, MEMORY, MEMORY_GB, "dropout", "imbalance")  # numbers that a table has with decimals
 _NUMBERS = _COUNTS.union(_FRACTIONS, THROUGHPUTS, ("rotary_base", "network_bytes_per_second", STEP_MS))
 
 _BY_BLANKS = re.compile(r"\d{1,3}(?:[ '\u2019\u00a0\u2009\u202f]\d{3})+(?=[.,]|$)")

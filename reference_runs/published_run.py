@@ -92,6 +92,8 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
     if trains_adapters(cells.stated):
         targets = cells.choice("adapter_targets", AdapterTargets)
         base = msgspec.structs.replace(base, adapter_rank=cells.count("adapter_rank"), adapter_targets=targets)
+    if cells.stated.get("imbalance"):
+        base = msgspec.structs.replace(base, expert_imbalance=max(cells.number("imbalance"), 1.0))
     if recorded:
         said: dict[str, object] = {}
         if cells.stated.get("dtype") or cells.stated.get("precision"):

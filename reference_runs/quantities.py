@@ -22,6 +22,7 @@ TokensInAll = Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_ALL, extra={"unit": "
 SamplesInAll = Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_ALL, extra={"unit": "sample"})]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1, extra={"unit": "1"})]
 Positive = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "1"})]
+Ratio = Annotated[float, msgspec.Meta(ge=1, le=1e6, extra={"unit": "1"})]  # of a part over the mean of all
 Epsilon = Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})]
 Deviation = Annotated[float, msgspec.Meta(ge=1e-9, le=1e3, extra={"unit": "1"})]  # of weights: its 6th power counts
 NotNegative = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "1"})]

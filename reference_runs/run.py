@@ -32,6 +32,7 @@ from reference_runs.quantities import (
     NotNegative,
     ParametersInAll,
     Positive,
+    Ratio,
     Samples,
     SamplesInAll,
     SamplesPerSecond,
@@ -211,6 +212,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         product_format: of the layers' matrix products; state stays what `precision` says.
         moments: of the optimizer, whatever `precision` says of the rest of its state.
         adapter_rank: of low-rank adapters (LoRA), which alone are trained beside frozen weights; None: all weights are.
+        expert_imbalance: tokens of the busiest rank's experts over the mean; None: 1, as with forced balance.
         gmask_share: of the samples of blank infilling that are no instructions, those with one [MASK] for all the rest.
         mask_share: of the text of the others, the part in spans, each after a [MASK].
         mean_span: of the Poisson distribution of the spans' lengths.
@@ -229,6 +231,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     moments: Moments = Moments.FP32
     adapter_rank: Count | None = None
     adapter_targets: AdapterTargets | None = None
+    expert_imbalance: Ratio | None = None
     optimizer: Optimizer
     beta1: Fraction
     beta2: Fraction
@@ -264,6 +267,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def orthogonalises(self) -> bool:
         """Whether updates of the layers' matrices are orthogonalised: Muon."""
         return self.optimizer is Optimizer.MUON
+
+    @property
+    def imbalance(self) -> float:
+        """Factor on what experts compute and exchange, which waits for the busiest rank."""
+        return self.expert_imbalance or 1.0
 
     def check(self, where: str) -> None:
         """Refuse a mix of samples without blank infilling, and blank infilling without the whole mix.

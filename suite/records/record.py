@@ -283,7 +283,7 @@ def _without_unknown(record: Any) -> Any:
 
 # Of the fields that may be left open, those that hashes have had from the beginning
 _FIRST_OF_ARCHITECTURE = frozenset({"extra_positions", "rotary_dim", "rotary_base", "top_query_layer"})
-_LATER_IN_RECIPE = {"product_format", "moments", "adapter_rank", "adapter_targets"}
+_LATER_IN_RECIPE = {"product_format", "moments", "adapter_rank", "adapter_targets", "expert_imbalance"}
 _FIRST_OF_RECIPE = frozenset(Recipe.__struct_fields__) - _LATER_IN_RECIPE
 _LATER_IN_LAYOUT = frozenset(
     {"expert_parallel", "whole_experts", "reduce_scatter", "shard_ranks", "stage_replicas", "recomputed_modules"}

@@ -327,7 +327,9 @@ def test_the_table_of_collectives_names_three_on_seven_sizes_of_cluster() -> Non
 
 
 def test_what_is_said_to_be_measured_are_the_accelerators_and_stacks_of_the_published_rows() -> None:
-    rows = [row for path in shipped_tables() for row in tables()[path.stem].rows if row.step_seconds]
+    determining = [PUBLISHED / facts.file for facts in load_tables().tables if facts.determines]
+    paths = [*shipped_tables(), *determining]
+    rows = [row for path in paths for row in load_table(path).rows if row.step_seconds]
     families = machine_model().families.values()
     assert {name for family in families for name in family.measured} == {row.accelerator for row in rows}
     assert all(set(family.measured) <= set(family.accelerators) for family in families)
@@ -375,7 +377,7 @@ def test_each_source_of_a_shipped_table_is_of_that_table_and_others_of_the_one_t
 
 
 def test_a_row_that_names_a_run_and_no_shape_has_its_architecture(tmp_path: Path) -> None:
-    cells = {"gpu": "h100", "gpus": "64", "cp": "1", "pp": "1", "global_batch": "256", "micro_batch": "1", STEP: "10"}
+    cells = {"gpu": "b200", "gpus": "64", "cp": "1", "pp": "1", "global_batch": "256", "micro_batch": "1", STEP: "10"}
     for tp in (1, 2):
         runs = {name: reference_run(name).architecture for name in run_names()}
         fitting = {name: shape for name, shape in runs.items() if shape.heads % tp == shape.ffn_hidden % tp == 0}

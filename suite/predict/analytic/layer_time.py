@@ -204,8 +204,8 @@ def _part_seconds(
     if workload.architecture.experts is not None and part in ROUTED:
         from suite.predict.analytic.expert_time import adding_seconds  # dense models are predicted without it
 
-        twice = twice + adding_seconds(workload, machine, sizes, in_format=in_format)
-        return machine.expert_slowdown * once, machine.expert_slowdown * twice
+        slowed = machine.expert_slowdown * workload.recipe.imbalance
+        return slowed * once, slowed * (twice + adding_seconds(workload, machine, sizes, in_format=in_format))
     return once, twice
 
 

@@ -347,6 +347,7 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
         key = "tp" if axis == "kv" else axis
         if key == "tp":
             spent = exposed(operation, spent)
+        spent = spent * (workload.recipe.imbalance if key == "ep" else 1.0)
         if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
             narrowed = gathers_share if key == "gather" else reductions_share
