@@ -164,7 +164,7 @@ def _compatible(question: Question, layout: Layout, columns: numpy.ndarray[Any, 
     if layout.zero_stage and "zero_stage" not in question.fixed:
         allowed &= holders > 1
     if layout.zero_stage >= 2:
-        allowed &= stages == 1
+        allowed &= (stages == 1) & (question.recipe.adapter_rank is None)
     if (shards := layout.shard_ranks) is not None:
         allowed &= (data * context % shards == 0) & (shards % context == 0) & (layout.expert_parallel == 1)
     if layout.fused_attention and "cp-fused" not in question.layouts and "context_parallel" not in question.fixed:

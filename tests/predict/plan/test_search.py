@@ -282,6 +282,14 @@ def test_copies_of_shards_in_each_node_are_offered_and_pay_where_networks_are_sl
     assert {each.layout.shard_ranks for each in fixed.best} == {8}
 
 
+def test_weights_are_not_sharded_beside_adapters() -> None:
+    asked = question(4, layouts=("zero1", "zero2", "zero3"))
+    adapted = msgspec.structs.replace(asked.recipe, adapter_rank=16)
+    assert {each.layout.zero_stage for each in found(asked).best} == {0, 1, 2, 3}
+    assert {each.layout.zero_stage for each in found(asked._replace(recipe=adapted)).best} == {0, 1}
+    assert not found(asked._replace(recipe=adapted, fixed={"zero_stage": 3})).best
+
+
 def test_a_fixed_field_has_that_value_whatever_the_software_executes() -> None:
     fixed = {"tensor_parallel": 3, "zero_stage": 3, "micro_batch": 3, "recomputation": Recomputation.FULL}
     recipe = msgspec.structs.replace(GPT2.recipe, global_batch=96)
