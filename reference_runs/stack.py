@@ -258,6 +258,11 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fp32_shards: bool
 
     @property
+    def needs_cuda(self) -> bool:
+        """Whether a CUDA graph or a program in CUDA C launches its kernels."""
+        return not self.python_launches
+
+    @property
     def keeping(self) -> Keeping:
         """Facts that its memory depends on."""
         return Keeping(self.modules, self.fp32_shards, self.gathers_in_format)

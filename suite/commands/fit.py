@@ -16,7 +16,7 @@ from suite.commands.served_model import AskedServing, asks_serving, check_servin
 from suite.commands.traced_fit import fit_model
 from suite.commands.traced_model import check_absent, no_formula
 from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
-from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
+from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, Products, asks_edition, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
 from suite.report.terminal.progress import seconds_reported
@@ -37,6 +37,7 @@ def fit_command(
             help="A recorded run, a run file ending in .toml, config.json, or FILE.py:FUNCTION.", show_default=False
         ),
     ] = None,
+    products: Products = None,
     fix: Annotated[
         str,
         typer.Option(
@@ -69,7 +70,7 @@ def fit_command(
 
     Exit codes: 0 fits; 1 does not; 2 bad input.
     """
-    asked = asked._replace(fix=fix)
+    asked = asked._replace(fix=fix, products=products)
     check_serving(serving, asked, any_software=any_software)
     if serving.tiers:
         print_model_tiers(run, serving, as_json=json)
@@ -80,8 +81,8 @@ def fit_command(
         serve_model(run, asked, serving, as_json=json)
         return
     if (reason := no_formula(run, tracing)) is not None:
-        of_runs = {"--stack": asked.stack, "--tokens": asked.training.tokens, "--any-software": any_software or None}
-        check_absent(of_runs, what="is of runs")
+        of_runs = {"--stack": asked.stack, "--tokens": asked.training.tokens, "--products": products}
+        check_absent(of_runs | {"--any-software": any_software or None}, what="is of runs")
         fit_model(run, asked, tracing, reason=reason, as_json=json)
         return
     check_absent(tracing.given, what=OF_TRACED)

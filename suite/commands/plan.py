@@ -24,10 +24,12 @@ from suite.commands.training_options import (
     EnergyPrice,
     JsonOutput,
     Price,
+    Products,
     Pue,
     asks_edition,
     asks_training,
 )
+from suite.predict.machine_model.intervals import expected_error
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import check_positive
 from suite.predict.plan.fit import enough_ranks, fits_otherwise, fitting_batch
@@ -61,6 +63,7 @@ SLOWER = "slower ones than those that are printed, and those of which a formula 
 def plan_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
     asked: Asked,
+    products: Products = None,
     fix: Annotated[
         str,
         typer.Option(
@@ -152,16 +155,16 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         from suite.report.export.formats import export_format
 
         chosen = export_format(export)
-    asked = asked._replace(fix=fix)
+    asked = asked._replace(fix=fix, products=products)
     found = asked_question(run, asked, usual_stack=chosen.stack if chosen else None)
     described, machine, question = found.run, found.machine, found.question
     prices = Prices(price, energy_price, pue)
     amount = described.recipe.tokens
-    assert machine.uncertainty is not None
+    comparing = expected_error([machine.beyond_tables])
     shown = top if chosen is None else TRIED
     limited = days is not None or budget is not None
     with seconds_reported("searching layouts", console(stderr=True)):
-        planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=shown)
+        planned = plan(question, tokens=amount, prices=prices, uncertainty=comparing, top=shown)
         others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
     if planned.best:
         _check_limits(planned.best[0], others, question.ranks, days=days, budget=budget)
@@ -279,7 +282,7 @@ def _entry(run: str, found: AskedQuestion, planned: TrainingPlan, others: list[O
         "assumed": found.assumed,
         "tokens": planned.tokens,
         "memory_bytes": question.memory_bytes,
-        "step_seconds_uncertainty": planned.uncertainty,
+        "step_seconds_uncertainty": found.machine.uncertainty,
         "layouts": {
             "considered": result.considered,
             "fitting": result.fitting,

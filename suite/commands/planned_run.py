@@ -18,7 +18,7 @@ from reference_runs.run import ReferenceRun
 from suite.commands.training_options import Asked
 from suite.paths import program
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.asked import Assumed, asked_run, check_micro_batch, machine_assumptions
+from suite.predict.plan.asked import Assumed, asked_run, check_micro_batch, machine_assumptions, with_products
 from suite.predict.plan.plan import machine_of, question_of
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import Found
@@ -48,9 +48,8 @@ def asked_question(name: str, asked: Asked, *, usual_stack: str | None = None) -
     Raises:
         InputError: no such run, accelerator or stack; an option that does not go with the run.
     """
-    found = asked_run(
-        planned_run(name, sequence=asked.training.sequence), asked.training, on=asked.on, ranks=asked.gpus
-    )
+    run = with_products(planned_run(name, sequence=asked.training.sequence), asked.products)
+    found = asked_run(run, asked.training, on=asked.on, ranks=asked.gpus)
     machine = machine_of(found.run, found.on, found.ranks, asked.network, asked.stack or usual_stack)
     fixed = named_fields(asked.fix, where="--fix") if asked.fix else {}
     if (micro_batch := asked.training.micro_batch) is not None:

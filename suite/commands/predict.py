@@ -11,7 +11,7 @@ from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
 from reference_runs.incomplete import missing_keys
 from reference_runs.machine_model import machine_model
-from reference_runs.run import ProductFormat, Workload
+from reference_runs.run import Workload
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.predicted_text import StackEffects, print_prediction
@@ -21,11 +21,11 @@ from suite.commands.training_options import (
     LAYOUT_PANEL,
     MACHINE_PANEL,
     OUTPUT_PANEL,
-    TRAINING_PANEL,
     Asked,
     EnergyPrice,
     JsonOutput,
     Price,
+    Products,
     Pue,
     asks_edition,
     asks_training,
@@ -59,10 +59,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = None,
-    products: Annotated[
-        ProductFormat | None,
-        typer.Option(help="GEMM format of the layers (default: the run's own).", rich_help_panel=TRAINING_PANEL),
-    ] = None,
+    products: Products = None,
     layout: Annotated[
         str | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from reference_runs.machine_model import chosen_edition, edition_chosen
-from reference_runs.run import precision_of
+from reference_runs.run import ProductFormat, precision_of
 from suite.commands.options import with_parameters
 from suite.predict.plan.asked import AskedTraining, check_positive
 
@@ -68,6 +68,10 @@ Tokens = Annotated[
         help="Tokens of the whole training, such as 3e11 (default: the run's own).", rich_help_panel=TRAINING_PANEL
     ),
 ]
+Products = Annotated[
+    ProductFormat | None,
+    typer.Option(help="GEMM format of the layers (default: the run's own).", rich_help_panel=TRAINING_PANEL),
+]
 Price = Annotated[
     float | None,
     typer.Option(help="Price of an accelerator hour, in your currency.", min=0, rich_help_panel=COST_PANEL),
@@ -107,6 +111,7 @@ class Asked(NamedTuple):
     Args:
         network: Gbit/s out of a node.
         fix: words of a layout that stay, of the commands that search.
+        products: format of the layers' matrix products, of the same commands.
     """
 
     on: str | None
@@ -115,6 +120,7 @@ class Asked(NamedTuple):
     stack: str | None
     training: AskedTraining
     fix: str = ""
+    products: ProductFormat | None = None
 
     @property
     def options(self) -> dict[str, str | None]:
@@ -130,6 +136,7 @@ class Asked(NamedTuple):
             "--micro-batch": _typed(training.micro_batch),
             "--sequence": _typed(training.sequence),
             "--tokens": _typed(training.tokens),
+            "--products": self.products,
             "--fix": self.fix,
             "--edition": chosen_edition(),
         }

@@ -215,3 +215,22 @@ def test_a_column_has_one_unit_and_one_number_of_decimals(said):
     assert not any(
         "a node" in line for line in said("plan", "gpt2-124m", "--on", "rtx-4090", "--gpus", "1").splitlines()
     )
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_another_format_of_the_products_is_searched_with_as_predict_predicts_it(command, answered):
+    asked = ("llama3.1-8b", "--on", "h100", "--gpus", "8", "--stack", "megatron-core", "--products", "fp8-delayed")
+    found = answered(command, *asked)
+    fastest = found["best"][0] if command == "plan" else found["fastest"]
+    figures = answered("predict", *asked, "--layout", fastest["layout"])["figures"]
+    step = next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row.get("term") is None)
+    assert step == pytest.approx(fastest["step_seconds"], rel=1e-9)
+
+
+def test_plan_expects_of_a_mixture_the_error_that_predict_expects(answered, said):
+    asked = ("nemo-deepseek-v3-gb200", "--fix", "pp4,ep64")
+    planned = answered("plan", *asked, "--top", "1")
+    assert planned["step_seconds_uncertainty"] == answered("predict", asked[0])["step_seconds_uncertainty"] > 0.1
+    assert "= marks layouts as fast as the first, within the error of a dense model's step time (" in said(
+        "plan", *asked
+    )

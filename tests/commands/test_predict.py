@@ -351,6 +351,9 @@ def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(text, answer, 
     )
     assert products["step_seconds"] < -0.1
     assert board["choice"] == "h100-sxm in place of a100-sxm-80gb"
+    # software of NVIDIA's accelerators stays there: what changes besides the accelerator is named
+    (elsewhere,) = changed("--on", "mi300x")
+    assert elsewhere["choice"] == "mi300x in place of a100-sxm-80gb, and stack generic in place of megatron-core"
     # and where the accelerator has none, it is refused with those that have it
     assert "allowed: none, or another accelerator: " in refused(
         "predict", "megascale-175b", "--products", "fp8-delayed"

@@ -17,7 +17,7 @@ from reference_runs.accelerator import (
 )
 from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, chosen_edition, machine_model
-from reference_runs.run import Cluster, Precision, ProductFormat, Software, Workload
+from reference_runs.run import Architecture, Cluster, Precision, ProductFormat, Software, Workload
 from reference_runs.stack import (
     GENERIC,
     UNNAMED,
@@ -47,15 +47,8 @@ FUSED_INSTEAD = {AttentionKernel.UNFUSED: AttentionKernel.FLASH_ATTENTION_2}  # 
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
 _AS_NAMED = (  # parameters that a machine has under their names
-    *(
-        "memory_efficiency",
-        "link_efficiency",
-        "link_latency_seconds",
-        "network_efficiency",
-        "network_latency_seconds",
-        "power_share",
-    ),
-    *("overlap_share", "overlap_cost", "misalignment", "kernel_seconds", "residual_passes"),
+    *("memory_efficiency", "link_efficiency", "link_latency_seconds", "network_efficiency", "network_latency_seconds"),
+    *("power_share", "overlap_share", "overlap_cost", "misalignment", "kernel_seconds", "residual_passes"),
     *("score_passes", "loss_passes", "update_passes", "network_contention", "format_efficiency", "expert_slowdown"),
 )
 
@@ -198,6 +191,7 @@ def run_machine(  # long: what is not recorded is noted on the way
     software: Software | None = None,
     stack_name: str | None = None,
     stages: bool = False,
+    architecture: Architecture | None = None,
 ) -> RunMachine | None:
     """The machine of `cluster`, or the same cluster built of `accelerator_name`; None where neither is given.
 
@@ -208,6 +202,7 @@ def run_machine(  # long: what is not recorded is noted on the way
 
     Args:
         stages: pipeline stages split the layers.
+        architecture: of the model, whose layers change the error to expect.
 
     Raises:
         InputError: unknown accelerator or stack, or an accelerator without a peak for the recipe's dtype or products.
@@ -237,7 +232,7 @@ def run_machine(  # long: what is not recorded is noted on the way
     of_products = unfitted * model.unfitted_products
     of_stack = (not recorded.measured) * model.unmeasured_stack
     beyond = math.hypot(_accelerator_error(model, device.name), of_products, of_stack)
-    uncertainty = expected_error([beyond])
+    uncertainty = expected_error([beyond], architecture)
     if network is None and crosses_nodes:
         words = f"step time: no network out of a node is recorded, and {device.name} has no usual one"
         return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond, how)
@@ -262,6 +257,10 @@ def run_machine(  # long: what is not recorded is noted on the way
     if unfitted:
         words = f"products in {product_format.value} at the share of their peak that those in fp8-delayed reach"
         notes.append(f"{words}: that adds {100 * of_products:.0f} %")
+    if architecture is not None and architecture.linear_heads is not None:
+        notes.append("no published step times tell of layers with linear attention or a state space")
+    if recorded.switches.needs_cuda and not device.runs_cuda:
+        notes.append(f"{recorded.name} needs CUDA, which {device.name} does not run: predicted as if it did")
     if not recorded.measured:
         notes.append(f"no published step times tell of {recorded.name}: that adds {100 * model.unmeasured_stack:.0f} %")
     return RunMachine(

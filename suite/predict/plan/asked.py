@@ -13,7 +13,7 @@ from reference_runs.errors import InputError
 from reference_runs.incomplete import IncompleteRecipe, missing_keys
 from reference_runs.layout import Layout
 from reference_runs.quantities import LARGEST, MOST, SMALLEST
-from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun
+from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, ReferenceRun
 from reference_runs.stack import GENERIC
 from suite.predict.analytic.memory import bytes_per_parameter
 from suite.predict.analytic.parameters import active_parameter_count, parameter_count
@@ -161,6 +161,13 @@ def own_ranks(run: ReferenceRun) -> int | None:
 def with_batch(recipe: Recipe, global_batch: int) -> Recipe:
     """The recipe with whole batches of that size, which it may lack."""
     return _changed(recipe, {"global_batch": global_batch, **dict.fromkeys(_RAMP_UP)})
+
+
+def with_products(run: ReferenceRun, products: ProductFormat | None) -> ReferenceRun:
+    """The run with its layers' matrix products in this format; None: as it has them."""
+    if products is None:
+        return run
+    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=products))
 
 
 def _asked_values(training: AskedTraining) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted
 from reference_runs.layout import Layout
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.predict.machine_model.rival_stacks import rival_stacks
 from suite.predict.machine_model.unsaid_layout import as_executed
+from suite.predict.plan.asked import with_products
 from suite.predict.plan.predicted_run import (
     Predicted,
     PredictionRequest,
@@ -66,7 +65,7 @@ def _as_recorded(run: ReferenceRun) -> ReferenceRun:
     """The run with the format of products that its file records."""
     fact = run.facts.get("recipe.product_format")
     recorded = ProductFormat.NONE if fact is None else ProductFormat(str(fact.value))
-    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=recorded))
+    return with_products(run, recorded)
 
 
 def _outcome(run: ReferenceRun, layout: Layout, request: PredictionRequest) -> _TimeAndPeak:
@@ -75,8 +74,7 @@ def _outcome(run: ReferenceRun, layout: Layout, request: PredictionRequest) -> _
     Raises:
         InputError: something of the request does not go with the run.
     """
-    if request.products is not None:
-        run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
+    run = with_products(run, request.products)
     found = requested_machine(run, layout, request)
     if found is not None:
         layout = as_executed(run, layout, layout_words(run, request), found.stack)
@@ -105,7 +103,7 @@ def most_changing_stack(predicted: Predicted, request: PredictionRequest) -> Dep
     run = _as_recorded(run)
     before = _outcome(run, layout, request)
     found: list[Departure] = []
-    for name in rival_stacks(machine.stack.name, machine.accelerator.name, layout):
+    for name in rival_stacks(machine.stack.name, machine.accelerator, layout):
         after = _outcome(run, layout, request._replace(stack=name))
         found.append(Departure(name, _ratio(after.seconds, before.seconds), _ratio(after.peak, before.peak)))
     return max(found, key=lambda each: each.size, default=None)
@@ -144,7 +142,8 @@ def _taken_back(
     if request.on is not None and run.cluster is not None:
         own = requested_machine(run, layout, request._replace(on=None, products=None))
         if own is not None and own.accelerator.name != accelerator:
-            yield f"{accelerator} in place of {own.accelerator.name}", request._replace(on=None)
+            software = "" if own.stack.name == stack else f", and stack {stack} in place of {own.stack.name}"
+            yield f"{accelerator} in place of {own.accelerator.name}{software}", request._replace(on=None)
     recorded = run.recipe.product_format
     if request.products is not None and request.products is not recorded:
         wide = recorded.value if recorded.casts else f"{run.recipe.precision.value} alone"

@@ -49,7 +49,7 @@ class TrainingPlan(NamedTuple):
         best: the fastest layouts, the first one first.
         step: terms of the best one's step; None where none fits.
         changes: single changes that would shorten the best one's step.
-        uncertainty: relative error of a step time that is to be expected; layouts that lie as near are equal.
+        uncertainty: relative error within which layouts of one model are equal: that of a dense model's step time.
     """
 
     question: Question
@@ -85,6 +85,7 @@ def machine_of(run: ReferenceRun, on: str | None, ranks: int, network: float | N
         software=run.software,
         stack_name=stack,
         stages=run.recorded_layout is not None and run.recorded_layout.pipeline_stages > 1,
+        architecture=run.architecture,
     )
     if found is None:
         raise InputError("the run names no accelerator", allowed="--on ACCELERATOR", where=run.where)

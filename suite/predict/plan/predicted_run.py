@@ -34,6 +34,7 @@ from suite.predict.plan.asked import (
     asked_run,
     check_micro_batch,
     machine_assumptions,
+    with_products,
 )
 from suite.predict.plan.plan import question_of
 from suite.predict.plan.search import search
@@ -199,10 +200,8 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     Raises:
         InputError: something of the request does not go with the run.
     """
-    if request.products is not None:
-        run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
     recorded = run.recorded_layout
-    run, layout, request, assumed, notes = _settled(run, request)
+    run, layout, request, assumed, notes = _settled(with_products(run, request.products), request)
     is_recorded_layout = layout == recorded
     absent = NotPredicted()
     missing = [] if layout else ["memory, traffic, step time: no layout divides model, batch and accelerators"]
@@ -373,6 +372,7 @@ def requested_machine(run: ReferenceRun, layout: Layout | None, request: Predict
         software=run.software,
         stack_name=request.stack,
         stages=layout is not None and layout.pipeline_stages > 1,
+        architecture=run.architecture,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow
-from suite.predict.machine_model.model import prepared_row, row_step_seconds
+from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
 from suite.predict.machine_model.rival_stacks import rival_stacks
 
 SAMPLE = 8  # rows of one framework that each other stack is tried on
@@ -81,7 +81,7 @@ def _reading(rows: Sequence[PublishedRow]) -> FrameworkReading:
 
 def _possible(rows: Sequence[PublishedRow]) -> list[str]:
     """The rows' own stack, and the others that execute all their layouts."""
-    others = [set(rival_stacks(row.stack, row.accelerator, row.layout)) for row in rows]
+    others = [set(rival_stacks(row.stack, catalogued(row.accelerator), row.layout)) for row in rows]
     return [rows[0].stack, *sorted(set.intersection(*others))]
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, parse_layout
-from suite.predict.plan.asked import asked_run
+from suite.predict.plan.asked import asked_run, with_products
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, machine_of, other_numbers, question_of
 from suite.predict.recorded_run.figures import Prices
@@ -54,10 +54,7 @@ def _numbers(state: ExploreState) -> Numbers:
     if state.tokens is None and not tokens_are_known(state.run):
         raise InputError("it is not known how many tokens this row's model was trained on")
     run, asked = described_run(state.run), ranks_of(state)
-    if state.products:
-        recipe = msgspec.structs.replace(run.recipe, product_format=state.products)
-        run = msgspec.structs.replace(run, recipe=recipe)
-    found_run = asked_run(run, training_of(state), on=state.on, ranks=asked)
+    found_run = asked_run(with_products(run, state.products), training_of(state), on=state.on, ranks=asked)
     run = found_run.run
     machine = machine_of(run, found_run.on, asked, state.network, state.stack)
     question = question_of(run, machine, ranks=asked, fixed={}, global_batch=None)

@@ -13,7 +13,7 @@ from reference_runs.layout import Layout, Offload, layout_text
 from reference_runs.run import Workload
 from reference_runs.units import printed
 from suite.predict.analytic.offload import UPDATE_SECONDS, UPDATED_PARAMETERS
-from suite.predict.machine_model.intervals import step_interval
+from suite.predict.machine_model.intervals import is_unlike_dense, step_interval
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import Assumed
 from suite.predict.plan.changes import HelpfulChange
@@ -70,7 +70,8 @@ def print_plan(out: Console, plan: TrainingPlan) -> None:
     least, most = question.peak_uncertainty.interval(1.0)
     times = f"{least:.2f} to {most:.2f} times the predicted one"
     print_folded(out, f"fits: the probability of it; 80 % of measured peaks are {times}")
-    equal = f"layouts as fast as the first, within the error of a step time ({plan.uncertainty:.0%})"
+    error = "a dense model's step time" if is_unlike_dense(question.architecture) else "a step time"
+    equal = f"layouts as fast as the first, within the error of {error} ({plan.uncertainty:.0%})"
     print_folded(out, f"= marks {equal}: {result.within:,} of all that fit".replace("%", " %"))
 
 

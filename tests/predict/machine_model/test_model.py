@@ -11,11 +11,15 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.floors import FloorQuantity
+from reference_runs.layout import Layout
 from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.run import Precision, Software
 from reference_runs.stack import AttentionKernel, Generation
 from suite.predict.analytic.gemm import efficiency
+from suite.predict.analytic.step_time import StepTime
+from suite.predict.machine_model.intervals import step_interval
 from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.machine_model.rival_stacks import rival_stacks
 
 BLOOM = reference_run("bloom-176b")
 
@@ -187,3 +191,31 @@ def test_an_accelerator_takes_the_parameters_of_its_family() -> None:
         kernel = model.families[family].attention[AttentionKernel.FLASH_ATTENTION_2]
         assert machine.fused_attention_efficiency == kernel * model.parameters["attention"].value
         assert machine.kernel_seconds == model.parameters["kernel_seconds"].value
+
+
+def test_the_error_to_expect_of_mixtures_is_at_least_that_of_published_ones_left_out() -> None:
+    worst = max(kinds["mixtures"].release_left_out for kinds in fit_scores().later.values()) / 100
+    known = "deepspeed-pipeline"
+    assert of(stack_name=known, architecture=reference_run("deepseek-v3").architecture).uncertainty >= worst
+    dense = of(stack_name=known, architecture=reference_run("llama3.1-8b").architecture)
+    assert dense.uncertainty == of(stack_name=known).uncertainty < worst
+
+
+def test_layers_that_no_table_has_are_as_uncertain_as_mixtures_and_noted() -> None:
+    linear = reference_run("nemotron-h-56b").architecture
+    step = StepTime(*(0.0 for _ in StepTime._fields))._replace(backward_seconds=1.0)
+    assert step_interval(step, linear, 0.0) == step_interval(step, reference_run("deepseek-v3").architecture, 0.0)
+    least, most = step_interval(step, reference_run("llama3.1-8b").architecture, 0.0)
+    assert step_interval(step, linear, 0.0)[0] < least < most < step_interval(step, linear, 0.0)[1]
+    words = "no published step times tell of layers with linear attention or a state space"
+    assert words in of(architecture=linear).notes
+    assert words not in of(architecture=BLOOM.architecture).notes
+
+
+def test_software_that_needs_cuda_is_proposed_and_taken_where_it_runs_alone() -> None:
+    layout = Layout(data_parallel=8, zero_stage=1)
+    graph = "megatron-core-cuda-graph"
+    for name, runs in (("h100-sxm", True), ("gaudi3", False), ("tpu-v5p", False), ("mi300x", False)):
+        assert (graph in rival_stacks("generic", accelerator(name), layout)) is runs
+        noted = f"{graph} needs CUDA, which {name} does not run: predicted as if it did"
+        assert (noted in of(accelerator_name=name, stack_name=graph).notes) is not runs
