@@ -11,7 +11,7 @@ from reference_runs.errors import nearest
 
 RUNS = Path(__file__).parent / "runs"
 _SIZE = re.compile(r"-(?:\d+x)?[\d.]+[bm](?:-.*)?$")
-_ENDINGS = ("hf", "base", "pretrain", "pretraining", "instruct", "chat", "v0.1", "v0.3")
+_ENDINGS = ("hf", "base", "pretrain", "pretraining", "instruct", "chat", "v0.1", "v0.3", "base8k")
 # models of other names with the shape of a recorded one, and shorter names of those recorded
 _ALSO = {
     **{f"llama3-{size}": f"llama3.1-{size}" for size in ("8b", "70b", "405b")},
@@ -58,7 +58,7 @@ def named_runs(model: str) -> list[str]:
     folded = folded_name(re.sub(r"\(?w/o mtp\)?", "", model, flags=re.IGNORECASE))
     for ending in ("", *_ENDINGS):
         if folded.endswith(ending):
-            short = folded.removesuffix(ending).removeprefix("meta")
+            short = folded.removesuffix(ending).removeprefix("meta").removeprefix("nvidia")
             if found := _names().get(short):
                 return found
     return []

@@ -15,7 +15,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.named_runs import any_of, named_runs
+from reference_runs.named_runs import any_of
 from reference_runs.published_as_written import canonical_table
 from reference_runs.published_cells import (
     HYBRID,
@@ -48,8 +48,10 @@ from reference_runs.published_shape import (
     named_run,
     refuse_other_model,
     refuse_other_training,
+    runs_called,
     stated_shape,
     tabled_shape,
+    training_columns,
 )
 from reference_runs.published_tables import (
     Assumption,
@@ -149,6 +151,7 @@ def load_table(path: Path) -> PublishedTable:
     rows: list[PublishedRow] = []
     skipped: list[SkippedRow] = []
     table = canonical_table(path)
+    decided = {column for _, _, cells, _, _ in table.rows for column in training_columns(cells)}
     for line, _, cells, notes, unread in table.rows:
         # a shipped table's rows are its own, whatever they name as source
         origin = None if own.source or unread else same_origin(cells.get("source", ""))
@@ -171,7 +174,9 @@ def load_table(path: Path) -> PublishedTable:
     complete = [*rows, *(each.row for each in skipped if each.row)]
     if origins := Counter(row.origin for row in complete if row.origin):
         own = msgspec.structs.replace(own, conventions=tuple(_origin_words(*each) for each in origins.most_common()))
-    return PublishedTable(path.stem, own, tuple(rows), tuple(skipped), table.unread)
+    return PublishedTable(
+        path.stem, own, tuple(rows), tuple(skipped), tuple(name for name in table.unread if name not in decided)
+    )
 
 
 def _origin_words(origin: str, rows: int) -> str:
@@ -233,7 +238,7 @@ def _row_of_all(table: _KnownOfRows, line: int, stated: dict[str, str]) -> Publi
 
 def _hint(model: str) -> str:
     """Why no run gives the shape of a model of that name."""
-    runs = named_runs(model)
+    runs = runs_called(model)
     if len(runs) > 1:
         return f", and several recorded runs are called {model!r}; did you mean {any_of(runs)}?"
     return f", and no recorded run is called {model!r}"

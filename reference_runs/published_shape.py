@@ -12,9 +12,9 @@ import msgspec
 from reference_runs.architecture import RotaryScaling
 from reference_runs.catalog import reference_run
 from reference_runs.named_runs import folded_name, named_runs, says_size
-from reference_runs.published_cells import EXPERTS, Cells, UnusableError
+from reference_runs.published_cells import EXPERTS, Cells, UnusableError, is_column
 from reference_runs.published_tables import PUBLISHED, shipped_tables
-from reference_runs.published_words import names_adapters, names_mixture, not_modelled, other_model
+from reference_runs.published_words import meanings, names_mixture, other_model, training_words, without_training, words
 from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, ReferenceRun, Residual
 
 MOST_LAYERS = 10_000
@@ -67,7 +67,7 @@ def _sizes(cells: Cells, base: Architecture) -> dict[str, object]:
     """
     hidden, heads = cells.count("hidden"), cells.count("heads")
     shape: dict[str, object] = {"hidden": hidden, "heads": heads}
-    shape |= {"layers": cells.count("layers", most=MOST_LAYERS), "sequence": cells.count("seq_len")}
+    shape |= {"layers": _layers(cells, base), "sequence": cells.count("seq_len")}
     stated = bool(cells.stated.get("head_dim"))
     if stated and base.key_value_rank is not None and cells.count("head_dim") != base.head_dim:
         what = f"head_dim: expected {base.head_dim}, {base.rotary_dim} of them rotated, of latent attention"
@@ -80,6 +80,17 @@ def _sizes(cells: Cells, base: Architecture) -> dict[str, object]:
     if head_dim != base.head_dim and base.rotary_dim is not None:
         shape["rotary_dim"] = head_dim
     return shape | {"head_dim": head_dim}
+
+
+def _layers(cells: Cells, base: Architecture) -> int:
+    """The row's layers; a model with a pattern may count its feed-forward parts as layers, as its model card does."""
+    layers, pattern = cells.count("layers", most=MOST_LAYERS), base.layer_pattern
+    if pattern is None or layers == base.layers:
+        return layers
+    if layers != len(pattern):
+        what = f"layers: {cells.of_run} has {base.layers}, or {len(pattern)} with feed-forward parts counted apart"
+        raise UnusableError(f"{what}; got {layers}")
+    return base.layers
 
 
 def refuse_other_model(architecture: Architecture, cells: Mapping[str, str]) -> None:
@@ -95,29 +106,48 @@ def refuse_other_model(architecture: Architecture, cells: Mapping[str, str]) -> 
         raise UnusableError(f"experts is blank, but {model!r} is the name of a mixture of experts")
 
 
-def _of_training(cells: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Columns and cells that may say what is trained: the model, the source, and any cell of one word."""
-    return [
-        (column, text)
-        for column, text in cells.items()
-        if column in ("model", "source") or re.fullmatch(r"\W*[A-Za-z]+\W*", text) is not None
-    ]
+def _of_training(cells: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """Words that may say what is trained, by column: of model, source and framework, of notes, and of any single word.
+
+    Notes are the columns that nothing else is read from.
+    """
+    said: dict[str, frozenset[str]] = {}
+    for column, text in cells.items():
+        if column in ("model", "source", "framework") or re.fullmatch(r"\W*[A-Za-z]+\W*", text):
+            said[column] = frozenset(training_words(text))
+        elif not is_column(column):
+            said[column] = frozenset(training_words(text)) - words().not_in_notes
+    return said
 
 
 def refuse_other_training(cells: Mapping[str, str]) -> None:
     """Refuse a row that says that neither all weights nor low-rank adapters are trained on given text.
 
     Raises:
-        UnusableError: quantised weights beside adapters, other adapters, or a step of reinforcement learning.
+        UnusableError: quantised weights beside adapters, other adapters, a step of reinforcement learning, or one
+            with a reference model.
     """
-    for column, text in _of_training(cells):
-        if what := not_modelled(text):
-            raise UnusableError(f"{column}: {text!r} says {what}, which no row is predicted as")
+    said, of_word = _of_training(cells), meanings(words().not_modelled)
+    for column, known in said.items():
+        for word in sorted(known & of_word.keys()):
+            raise UnusableError(f"{column}: {cells[column]!r} means {of_word[word]}, which is not predicted")
+    if any(known & words().plain_training for known in said.values()):
+        return
+    for column, known in said.items():
+        if known & words().rollout_software:
+            what = "software for reinforcement learning, whose step is not predicted"
+            raise UnusableError(f"{column}: {cells[column]!r} is {what}; a row of plain training says SFT")
+
+
+def training_columns(cells: Mapping[str, str]) -> list[str]:
+    """Columns that say that adapters are trained, or what is not predicted."""
+    decisive = words().adapters | words().rollout_software | meanings(words().not_modelled).keys()
+    return [column for column, known in _of_training(cells).items() if known & decisive]
 
 
 def trains_adapters(cells: Mapping[str, str]) -> bool:
     """Whether a row says that low-rank adapters alone are trained (LoRA)."""
-    return bool(cells.get("adapter_rank")) or any(names_adapters(text) for _, text in _of_training(cells))
+    return bool(cells.get("adapter_rank")) or any(words().adapters & known for known in _of_training(cells).values())
 
 
 def _experts(cells: Cells, base: Architecture) -> dict[str, object]:
@@ -188,6 +218,11 @@ def stated_shape(run: ReferenceRun) -> dict[str, str]:
     return {column: str(value) for column, value in cells.items() if value is not None}
 
 
+def runs_called(model: str) -> list[str]:
+    """The recorded runs of the model that is called so, or is without words of training ("LoRA", "SFT")."""
+    return named_runs(model) or named_runs(without_training(model))
+
+
 def named_run(model: str, stated: Mapping[str, str] | None = None) -> str | None:
     """The recorded run of the model that is called so; None: none is, or several are.
 
@@ -195,7 +230,7 @@ def named_run(model: str, stated: Mapping[str, str] | None = None) -> str | None
         stated: cells of the model's row; where the name says no size, the run is meant that has its layers, hidden and
             heads: of several one that has some, and the only one unless it has others.
     """
-    found = named_runs(model)
+    found = runs_called(model)
     said = {column: stated[column] for column in _SIZES if stated and stated.get(column)}
     if len(found) > 1 or (said and found and not says_size(model)):
         shapes = {name: stated_shape(reference_run(name)) for name in found}
@@ -214,7 +249,7 @@ def tabled_shape(model: str) -> tuple[str, dict[str, str]] | None:
 
     Letters' case, what stands between them, and an owner in front ("mosaicml/mpt-7b") do not count.
     """
-    return _shapes().get(_tabled_name(model))
+    return _shapes().get(_tabled_name(without_training(model)))
 
 
 def _tabled_name(model: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ _EACH_PORT = re.compile(rf"(?:per|/|a) ?{_PORTS}|\beach\b", re.IGNORECASE)
 _EACH_ACCELERATOR = re.compile(r"(?:per|/|each|a) ?(?:gpu|accelerator)\b", re.IGNORECASE)
 _INSIDE = re.compile(r"nvlink|nvswitch|\bnvl\d*\b|xgmi|infinity fabric|\bintra", re.IGNORECASE)
 _TO_THE_HOST = re.compile(r"pcie", re.IGNORECASE)
+_DENIED_AFTER = frozenset(("no", "not", "non", "nor", "without", "than", "vs", "versus", "unlike"))
 _LANES = re.compile(r"\b(?:4X|12X) ?(?=[EFHNX]DR)")  # of one port of InfiniBand
 _NAMED_PORT = re.compile(
     r"(?:(\d+) ?[x\u00d7*] ?)?(?<![a-z])([ehnx]dr)(\d{3})?(?![a-z])(?:.*?[x\u00d7*] ?(\d+)\b)?", re.IGNORECASE
@@ -50,6 +52,10 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     blank: frozenset[str]
     adapters: frozenset[str]
+    not_in_notes: frozenset[str]
+    plain_training: frozenset[str]
+    rollout_software: frozenset[str]
+    around_models: tuple[str, ...]
     mixtures: tuple[str, ...]
     other_models: Synonyms
     not_modelled: Synonyms
@@ -124,20 +130,21 @@ def other_model(folded: str) -> str | None:
 
 
 @cache
-def not_modelled(text: str) -> str | None:
-    """Name of another training than that of all weights that `text` says: "training adapters alone"; None: none."""
-    of_word = meanings(words().not_modelled)
-    return next((of_word[word] for word in _letters(text) if word in of_word), None)
+def training_words(text: str) -> tuple[str, ...]:
+    """Words of `text` that may say what is trained: each one, and two as one, "P-tuning" as ptuning.
+
+    A word has no digits at its end but with them, and no "trainer"; none after "no", "without" or "than" counts.
+    """
+    said = re.findall(r"[a-z\d]+", text.casefold())
+    said = [word for before, word in zip(["", *said], said, strict=False) if before not in _DENIED_AFTER]
+    pairs = [f"{first}{second}" for first, second in pairwise(said)]
+    return tuple(dict.fromkeys([*said, *(re.sub(r"\d+$|trainer$", "", word) for word in said), *pairs]))
 
 
-@cache
-def names_adapters(text: str) -> bool:
-    """Whether `text` says that low-rank adapters alone are trained."""
-    return not words().adapters.isdisjoint(_letters(text))
-
-
-def _letters(text: str) -> list[str]:
-    return re.findall(r"[a-z\d]*[a-z]", text.casefold())
+def without_training(model: str) -> str:
+    """A model's name without words of its training: "Llama 2 70B LoRA" is Llama 2 70B."""
+    around = "|".join(words().around_models)
+    return re.sub(rf"[\s_([-]*(?<![a-z\d])({around})(?![a-z\d])[)\]]*", "", model, flags=re.IGNORECASE)
 
 
 class WordedRate(NamedTuple):

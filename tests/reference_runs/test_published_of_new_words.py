@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reference_runs.published import PublishedTable, load_table
-from reference_runs.published_words import names_mixture, not_modelled, other_model
+from reference_runs.published_words import names_mixture, other_model, without_training
 from reference_runs.run import AdapterTargets, Precision
 
 NVIDIA = "Model,#-GPUs,System,Precision,GBS,MBS,Sequence Length,FSDP,TP,PP,CP,VP,EP,GA,Tokens / sec / GPU,framework"
@@ -147,7 +147,12 @@ def test_an_unsaid_expert_parallelism_is_noted_and_unsaid_modules_are_not_recomp
 
 @pytest.mark.parametrize(
     ("model", "source", "method"),
-    [("Llama2-70B LoRA", "", ""), ("my own", "results/llama2_70b_lora", ""), ("my own", "", "PEFT")],
+    [
+        ("Llama2-70B LoRA", "", ""),
+        ("my own", "results/llama2_70b_lora", ""),
+        ("my own", "", "PEFT"),
+        ("my own", "", "rank 16 LoRA adapters"),
+    ],
 )
 def test_adapters_are_read_wherever_they_are_said(model: str, source: str, method: str, tmp_path: Path) -> None:
     (row,) = read(tmp_path, SHAPED, shaped(model, source, method)).rows
@@ -158,12 +163,75 @@ def test_adapters_are_read_wherever_they_are_said(model: str, source: str, metho
 
 
 def test_adapters_beside_weights_in_4_bits_are_refused(tmp_path: Path) -> None:
-    assert "weights in 4 bits" in reason(tmp_path, SHAPED, shaped("my own", "", "QLoRA"))
+    assert reason(tmp_path, SHAPED, shaped("my own", "", "QLoRA")) == (
+        "method: 'QLoRA' means training adapters beside weights in 4 bits, which is not predicted"
+    )
 
 
-def test_steps_of_reinforcement_learning_are_refused_and_other_words_are_not() -> None:
-    assert not_modelled("Qwen3-8B GRPO") == not_modelled("PPO") == "a step of reinforcement learning"
-    assert [text for text in ("Florada", "explore", "pretrain", "DPOS") if not_modelled(text)] == []
+@pytest.mark.parametrize(
+    ("framework", "method", "words"),
+    [
+        ("NeMo-Aligner PPO", "", "framework: 'NeMo-Aligner PPO' means a step of reinforcement learning"),
+        ("TRL GRPOTrainer", "", "framework: 'TRL GRPOTrainer' means a step of reinforcement learning"),
+        ("NeMo", "from a GRPO recipe", "method: 'from a GRPO recipe' means a step of reinforcement learning"),
+        ("veRL", "", "framework: 'veRL' is software for reinforcement learning"),
+        ("NeMo-RL", "", "framework: 'NeMo-RL' is software for reinforcement learning"),
+        ("TRL DPOTrainer", "", "means preference optimization beside a second, frozen reference model"),
+        ("NeMo", "P-tuning", "means training adapters of another kind than LoRA's"),
+    ],
+)
+def test_other_training_is_refused_wherever_it_is_said(framework: str, method: str, words: str, tmp_path: Path) -> None:
+    row = shaped("my own", "", method).replace("Megatron-Core", framework)
+    assert words in reason(tmp_path, SHAPED, row)
+
+
+@pytest.mark.parametrize(
+    ("framework", "method"),
+    [
+        ("NeMo", "Florada explores DPOS"),
+        ("NeMo", "full training and not LoRA"),
+        ("NeMo", "two network adapters a node"),
+        ("verl", "SFT"),
+        ("TRL SFTTrainer", ""),
+    ],
+)
+def test_words_that_say_no_other_training_change_nothing(framework: str, method: str, tmp_path: Path) -> None:
+    (row,) = read(tmp_path, SHAPED, shaped("my own", "", method).replace("Megatron-Core", framework)).rows
+    assert row.recipe.adapter_rank is None
+
+
+def test_a_column_that_says_what_is_trained_is_not_listed_as_unread(tmp_path: Path) -> None:
+    header = f"{SHAPED},colour"
+    assert read(tmp_path, header, shaped("my own", "", "LoRA") + ",red").unread == ("colour",)
+    assert read(tmp_path, header, shaped("my own", "", "GRPO") + ",red").unread == ("colour",)
+    assert read(tmp_path, header, shaped("my own", "", "none") + ",red").unread == ("method", "colour")
+
+
+@pytest.mark.parametrize(
+    "model", ["llama2-70b-lora", "meta-llama/Llama-2-70b-hf LoRA", "Llama2 70B SFT", "Llama 2 70B (full fine-tuning)"]
+)
+def test_words_of_training_are_no_part_of_the_models_name(model: str, tmp_path: Path) -> None:
+    header = "model,gpu,gpus,dtype,global_batch,micro_batch,seq_len,tp,pp,framework,measured_step_time_s"
+    (row,) = read(tmp_path, header, f"{model},H100,8,bf16,8,1,8192,4,1,NeMo,4.15").rows
+    assert (row.architecture.layers, row.architecture.hidden) == (80, 8192)
+    assert (row.recipe.adapter_rank == 16) == ("LoRA" in model or "lora" in model)
+
+
+def test_a_name_of_training_alone_is_no_model() -> None:
+    assert (without_training("LoRA"), without_training("Florafta 7B")) == ("", "Florafta 7B")
+
+
+@pytest.mark.parametrize("model", ["nvidia/Nemotron-H-56B-Base-8K", "NVIDIA Nemotron-H 56B"])
+def test_nemotron_h_is_known_by_its_model_cards_name_and_count_of_layers(model: str, tmp_path: Path) -> None:
+    header = "model,layers,gpu,gpus,dtype,global_batch,micro_batch,seq_len,tp,pp,framework,measured_step_time_s"
+    row = f"{model},{{}},H100,64,bf16,64,1,8192,8,1,NeMo,4.15"
+    assert [each.architecture.layers for each in read(tmp_path, header, row.format(""), row.format(118)).rows] == [
+        64,
+        64,
+    ]
+    assert reason(tmp_path, header, row.format(96)) == (
+        "layers: nemotron-h-56b has 64, or 118 with feed-forward parts counted apart; got 96"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["pure_bf16", "bf16-true", "bf16-pure"])
