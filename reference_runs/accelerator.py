@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator_words import folded, gpu_words, name_words
+from reference_runs.accelerator_words import GpuWords, folded, gpu_words, name_words, system_words
 from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
 from reference_runs.floors import RateFloor, read_floors, read_no_floor
@@ -183,6 +183,8 @@ def worded_accelerator(text: str) -> Accelerator | None:
     said = gpu_words(text)
     if len(said.boards) > 1 or len(said.sizes) > 1:
         return None
+    if titled := [each.name for each in _recorded_boards() if said in each.sized]:
+        return accelerator(titled[0])
     boards = said.boards or ("", "sxm")
     of_model = [each for each in _recorded_boards() if said.model in each.models]
     if printed := [each for each in of_model if said.sizes and said.sizes <= set(each.gib)]:
@@ -199,9 +201,22 @@ def worded_accelerator(text: str) -> Accelerator | None:
     return usual if usual and usual.name in meant else None
 
 
+def accelerator_within(text: str) -> Accelerator | None:
+    """The accelerator that the most successive words of `text` mean, as in the name of a system or of a file."""
+    said, parts = gpu_words(text), system_words(text)
+    for count in range(len(parts), 0, -1):
+        for start in range(len(parts) - count + 1):
+            part = " ".join(parts[start : start + count])
+            found = gpu_words(part)
+            if (found.boards, found.sizes) == (said.boards, said.sizes) and (device := worded_accelerator(part)):
+                return device
+    return None
+
+
 class _WordedBoard(NamedTuple):
     name: str
     models: frozenset[frozenset[str]]
+    sized: frozenset[GpuWords]
     board: str
     gib: tuple[float, ...]
 
@@ -213,10 +228,12 @@ def _recorded_boards() -> tuple[_WordedBoard, ...]:
         if name == THIS_CPU:
             continue
         device = _catalogued(_path(name))
-        models = frozenset(gpu_words(each).model for each in (name, *device.aliases)) - {frozenset()}
+        named = frozenset(gpu_words(each) for each in (name, *device.aliases))
+        models = frozenset(each.model for each in named) - {frozenset()}
+        sized = frozenset(each for each in named if each.model and each.sizes)
         board = next(iter(gpu_words(name).boards), "")
         others = [float(str(each.value)) for each in device.facts["board.memory_bytes"].readings]
-        found.append(_WordedBoard(name, models, board, (device.board.memory_bytes / 2**30, *others)))
+        found.append(_WordedBoard(name, models, sized, board, (device.board.memory_bytes / 2**30, *others)))
     return tuple(found)
 
 

@@ -43,6 +43,11 @@ def name_words(name: str) -> tuple[str, ...]:
     return tuple(sorted(folded(name).split("-")))
 
 
+def system_words(text: str) -> list[str]:
+    """The words of a system's or a file's name: of "XE9680x8H100-SXM_DGXB200" are xe9680, h100, sxm, b200."""
+    return re.findall(r"[^\s_\-()\[\],/.]+", re.sub(r"[dh]gx|(?<![a-z])x\d+", " ", text.casefold()))
+
+
 def gpu_words(text: str) -> GpuWords:
     """The words of `text` without vendor, count, kind of machine and kind of memory."""
     bare = _COUNT.sub(" ", text.casefold())

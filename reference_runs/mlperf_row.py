@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from reference_runs.accelerator import accelerator
+from reference_runs.accelerator import accelerator_within
 from reference_runs.errors import InputError
 from reference_runs.mlperf_layout import Shell, configuration_beside, count, layout_cells, read_shell
 from reference_runs.mlperf_log import LoggedRun, logged_run
@@ -32,11 +31,6 @@ COLUMNS = (
     *("global_batch", "micro_batch", "accumulation", "framework", "network_bytes_per_second", STEP, "status"),
 )
 _SHAPE = ("layers", "hidden", "heads", "vocab")  # blank: the model's own
-_ACCELERATOR = re.compile(
-    r"(GB300|GB200|B300|B200|GH200|H200|H20(?!\d)|H100|H800|A100|L40S|MI\d{3}X?|RTX[ -]?\w+|TPU[ -]?v\d\w*|Trillium"
-    r"|Ironwood|Gaudi[ -]?\d|Trainium[ -]?\d)",
-    re.I,
-)
 
 
 class MlperfRow(NamedTuple):
@@ -106,8 +100,8 @@ def _accelerator(run: LoggedRun, configuration: Path | None, shell: Shell | None
     """The accelerator that the platform, the configuration's system or its file is called after."""
     system = "" if shell is None else shell.values.get("DGXSYSTEM", "")
     for text in (run.platform, system, "" if configuration is None else configuration.name):
-        if found := _ACCELERATOR.search(text):
-            return accelerator(re.sub(r"[ -]", "-", found[1].casefold())).name
+        if found := accelerator_within(text):
+            return found.name
     raise InputError("neither log nor configuration names an accelerator", got=run.platform or None, where="--on")
 
 

@@ -14,6 +14,7 @@ from reference_runs.accelerator import (
     ACCELERATORS,
     accelerator,
     accelerator_names,
+    accelerator_within,
     dense_peak_flop_per_second,
     known_gpu,
     near_accelerator,
@@ -300,6 +301,33 @@ def test_names_of_every_accelerator_are_found_within_words(name: str, before: st
         assert worded(f"{before}{name}{after} {size} GB") == name
     assert worded(f"{name} {size * 1.2:g}GB") is None
     assert worded(f"{name} {size * 0.8:g}GB") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("1xNVIDIA RTX PRO 6000", "rtx-pro-6000"),
+        ("A6000x4", "rtx-a6000"),
+        ("XE9680x8H100-SXM-80GB", "h100-sxm"),
+        ("config_DGXH100_64x8x128x4x8_mbs1.sh", "h100-sxm"),
+        ("BM.GPU.B200.8", "b200-sxm"),
+        ("GB300x72_fp4", "gb300"),
+        ("g5.48xlarge A10G", "a10g"),
+        ("8x H100 NVL 94GB", "h100-nvl"),
+        ("A100 64GB", None),
+        ("4xRTX 6000 Ada", None),
+        ("config_common.sh", None),
+    ],
+)
+def test_an_accelerator_is_found_in_the_name_of_a_system(text: str, name: str | None) -> None:
+    found = accelerator_within(text)
+    assert (found and found.name) == name
+
+
+def test_the_vendors_word_does_not_matter_beside_a_size_that_is_not_the_memorys() -> None:
+    assert worded("GH200 480GB") == worded("NVIDIA GH200 480GB") == "gh200-96gb"
+    assert accelerator("8x GH200 120GB").name == "gh200-96gb"
+    assert worded("GH200 200GB") is None
 
 
 def test_words_of_several_boards_or_sizes_are_of_no_gpu() -> None:
