@@ -151,10 +151,14 @@ def model_convention(convention: FlopConvention) -> FlopConvention:
     return FlopConvention.MEGATRON_MODEL if recomputed else convention
 
 
-def needed_flop(architecture: Architecture, *, samples: int, convention: FlopConvention | None) -> float:
-    """Flop of one step that an MFU counts where rates were published under `convention`; None: as `model_flop`."""
+def needed_flop(architecture: Architecture, recipe: Recipe, *, convention: FlopConvention | None) -> float:
+    """Flop of one step that an MFU counts where rates were published under `convention`.
+
+    None: as `model_flop`, less `frozen_flop`.
+    """
+    samples = recipe.global_batch
     if convention is None:
-        return model_flop(architecture, samples=samples)
+        return model_flop(architecture, samples=samples) - frozen_flop(architecture, recipe, samples=samples)
     return conventional_flop(architecture, samples=samples, convention=model_convention(convention))
 
 

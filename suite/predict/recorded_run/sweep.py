@@ -13,7 +13,7 @@ from reference_runs.stack import Modules
 from suite.predict.analytic.collective_time import Group
 from suite.predict.analytic.elementwise import by_row
 from suite.predict.analytic.flop import hardware_flop
-from suite.predict.analytic.flop_conventions import needed_flop
+from suite.predict.analytic.flop_conventions import frozen_flop, needed_flop
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.stage_memory import peak_bytes
@@ -116,12 +116,12 @@ def layout_figures(workload: Workload, machine: Machine, *, convention: FlopConv
     samples = recipe.global_batch
     return LayoutFigures(
         layout_peak(workload, machine),
-        hardware_flop(architecture, layout, samples=samples),
+        hardware_flop(architecture, layout, samples=samples) - frozen_flop(architecture, recipe, samples=samples),
         bubble_fraction(layout, micro_batches=micro_batches),
         seconds,
         tokens_per_second(samples=samples, sequence=architecture.sequence, step_seconds=seconds),
         utilization(
-            flop=needed_flop(architecture, samples=samples, convention=convention),
+            flop=needed_flop(architecture, recipe, convention=convention),
             step_seconds=seconds,
             accelerators=layout.ranks,
             peak_flop_per_second=machine.peak_flop_per_second,

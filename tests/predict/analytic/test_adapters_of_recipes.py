@@ -13,11 +13,12 @@ from reference_runs.stack import NO_KEEPING
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.adapters import adapter_parameters
 from suite.predict.analytic.flop import model_flop
-from suite.predict.analytic.flop_conventions import frozen_flop
+from suite.predict.analytic.flop_conventions import frozen_flop, needed_flop
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.parameters import parameter_counts, rank_parameters, trained_parameters
 from suite.predict.analytic.stage_memory import memory_by_stage
 from suite.predict.analytic.traffic import step_traffic
+from suite.predict.recorded_run.prediction import prediction_without_layout
 
 RUN = reference_run("llama2-70b")
 ARCHITECTURE = RUN.architecture
@@ -86,3 +87,10 @@ def test_what_is_not_described_is_one_line_that_names_the_trace() -> None:
     assert any("--lora" in str(each) for each in layout_mistakes(sharded, "here"))
     with pytest.raises(InputError, match="recipe.adapter_targets: missing, needed with adapters"):
         msgspec.structs.replace(RUN.recipe, adapter_rank=8).check("here")
+
+
+def test_a_search_counts_the_mfu_of_adapters_as_a_prediction_does() -> None:
+    run = reference_run("mlperf-llama2-70b-lora")
+    needed = prediction_without_layout(run.architecture, run.recipe).model_flop
+    assert needed_flop(run.architecture, run.recipe, convention=None) == needed
+    assert needed < 0.7 * model_flop(run.architecture, samples=run.recipe.global_batch)
