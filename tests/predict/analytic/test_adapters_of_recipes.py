@@ -93,4 +93,4 @@ def test_a_search_counts_the_mfu_of_adapters_as_a_prediction_does() -> None:
     run = reference_run("mlperf-llama2-70b-lora")
     needed = prediction_without_layout(run.architecture, run.recipe).model_flop
     assert needed_flop(run.architecture, run.recipe, convention=None) == needed
-    assert needed < 0.7 * model_flop(run.architecture, samples=run.recipe.global_batch)
+    assert needed < 0.75 * model_flop(run.architecture, samples=run.recipe.global_batch)
