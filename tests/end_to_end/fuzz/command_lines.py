@@ -122,6 +122,7 @@ BASES: Mapping[str, tuple[str, ...]] = {
     "predict": ("RUN", "bloom-176b", "gpt2-124m --on h100-sxm --gpus 8 --all", "RUN --machine PROFILE", "bloom-mini"),
     "fit": ("gpt2-124m --on h100-sxm", "RUN", "llama3.1-8b --gpus 8"),
     "plan": ("gpt2-124m --on a100-sxm-40gb --gpus 8", "RUN --gpus 4", "llama2-7b --on h100-sxm --gpus 8 --goodput"),
+    "diagnose": ("TABLE", "TABLE --row 2 --json", "--run gpt2-124m --on h100-sxm --gpus 8 --step-time 1 --mfu 40"),
     "explore": ("RUN", "gpt2-124m --port 0", "gpt2-124m --static DIRECTORY/page.html"),
     "validate": ("TABLE", "TABLE --write DIRECTORY/out.csv --as-read DIRECTORY/read.csv", "TABLE --all --json"),
     "refit": ("",),
