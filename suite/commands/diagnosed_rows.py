@@ -10,7 +10,7 @@ import typer
 from reference_runs.errors import InputError
 from reference_runs.published import PublishedRow, load_table
 from reference_runs.recorded_file import shown_path
-from reference_runs.run import Cluster, ReferenceRun, Reported
+from reference_runs.run_of_row import run_of_row
 from reference_runs.training_logs.training_log import PrintedStep
 from reference_runs.units import printed
 from suite.commands.diagnosed_page import Diagnosed, exit_code, show
@@ -79,8 +79,8 @@ def _show_all(found: list[tuple[int, Diagnosed]], *, as_json: bool) -> None:
 
 
 def _diagnosed(row: PublishedRow, counted: Printed) -> Diagnosed:
-    request = PredictionRequest(None, None, None, row.network_bytes_per_second, Prices(None, None, 1.0), row.stack)
-    predicted = prediction_of_run(_run(row), request, by_stage=False)
+    request = PredictionRequest(None, None, None, None, Prices(None, None, 1.0), row.stack)
+    predicted = prediction_of_run(run_of_row(row), request, by_stage=False)
     timed = [PrintedStep(seconds=row.step_seconds)]
     answer = diagnosis(None, pace(timed), counted, predicted, states_layout=True)
     answer.notes.extend([f"assumed: {', '.join(row.assumed)}"] if row.assumed else [])
@@ -88,26 +88,3 @@ def _diagnosed(row: PublishedRow, counted: Printed) -> Diagnosed:
     accelerator = predicted.machine.accelerator if predicted.machine else None
     evidence = DiagnosisEvidence(timed, predicted_terms(step) if step else {}, accelerator=accelerator)
     return Diagnosed(f"line {row.line} of {row.table}", row.model, answer, predicted, evidence)
-
-
-def _run(row: PublishedRow) -> ReferenceRun:
-    """The row as a run of which nothing but its machine, model, recipe and layout is known."""
-    cluster = Cluster(
-        accelerator=row.accelerator, accelerators=row.layout.ranks, accelerators_per_node=row.accelerators_per_node
-    )
-    return ReferenceRun(
-        name=row.model,
-        title=row.model,
-        where=row.table,
-        miniature=None,
-        architecture=row.architecture,
-        recipe=row.recipe,
-        recorded_layout=row.layout,
-        unpublished=(),
-        cluster=cluster,
-        software=None,
-        reported=Reported(),
-        measured=(),
-        facts={},
-        sources={},
-    )

@@ -69,7 +69,7 @@ def print_prediction(
         print_folded(out, f"with {software.rival.choice} instead: {software.rival.words}", "")
     for each in software.changed:
         print_folded(out, f"{each.choice}: {each.words}", "")
-    if machine and machine.machine and machine.accelerator.board.accelerators_per_host:
+    if machine and machine.machine and machine.accelerator.board.accelerators_per_host and not predicted.is_of_record:
         board, able = machine.accelerator.board, machine.machine
         joined = f"a node: the {able.accelerators_per_node} accelerators that {board.link} joins"
         print_folded(out, f"{joined}, {8e-9 * able.network_bytes_per_second:,.0f} Gbit/s out of it", "")

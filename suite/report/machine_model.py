@@ -102,7 +102,7 @@ Root mean square of all errors, each table weighted alike: {residual:.1f} %.
 An 80 % interval reaches from the prediction over a factor to the prediction times it: {computing:.2f} where
 accelerators compute, {waiting:.2f} where they wait for a quarter of the step or longer, {mixtures:.2f} of mixtures of
 experts. Within it lie 80 % of the rows whose table the fit has not seen, tables weighing alike; of mixtures 80 % of
-Megatron-Bridge's, the release left out (Grok-1's 18 rows are all inside). Of the rows of a group that was left
+those of the table above, their release left out. Of the rows of a group that was left
 out, inside intervals that the other groups' errors give: {coverage}.
 
 That of a peak is one for each kind of stack. Peaks are published, or reserved by PyTorch's allocator in launches on an

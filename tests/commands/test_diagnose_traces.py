@@ -129,8 +129,7 @@ def test_of_an_undisturbed_recorded_run_no_cause_is_named(capsys: pytest.Capture
 def test_a_sleeping_loader_takes_the_time_that_it_slept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, answer = found(capsys, recorded(tmp_path / "trace.json", loading=0.2, rows=8))
     seconds = {term["name"]: term["seconds"] for term in answer["measured"]}
-    # a busy machine sleeps longer; its profiler, which converts ticks of the processor, has said 0.185 s
-    assert 0.15 < seconds["waiting for the input pipeline"] < 0.4
+    assert 0.2 <= seconds["waiting for the input pipeline"] < 0.4  # a busy machine sleeps longer
 
 
 GPU_CAUSES = {

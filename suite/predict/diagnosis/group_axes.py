@@ -20,7 +20,7 @@ _BY_COORDINATE = {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeli
 
 
 def group_axis(group: str, ranks: str, operation: str, layout: Layout | None) -> str | None:
-    """Name of the axis: data, tensor, context, expert or pipeline; None: nothing tells it.
+    """Name of the axis: data, tensor, context, expert or pipeline; None: not known.
 
     Args:
         group: description of the group.

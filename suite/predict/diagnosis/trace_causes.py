@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from suite.predict.diagnosis.group_axes import group_axis
 from suite.predict.diagnosis.trace_terms import Collective, StepTerms, Term
 
 _TOGETHER = 0.1  # of a collective: ranks that are so near each other come together
+_NEARLY_ALL, _FEW = 0.95, 3  # of the seconds waited; collectives that one long pause may make up
 # Least shares of a step: a step that is as it should be has less of each
 _LEAST = {
     Term.INPUT: (SHARE, "more workers, persistent and prefetching ones; cached samples"),
@@ -115,12 +117,14 @@ def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> 
     """The rank that is last in far more collectives than by chance, if that costs the others time; None: no rank is.
 
     All ranks leave a collective together, so who comes last is in it for the shortest. By how much less than the median
-    of the other ranks, summed over the collectives in which a rank is last, less what other ranks so cost.
+    of the other ranks, summed over the collectives in which a rank is last, less what other ranks so cost. How often it
+    is last counts among those that cost nearly all of it: of the others chance decides who is.
 
     Args:
         arrivals: of each rank the seconds of its collectives in order, by group.
     """
-    late, last = dict.fromkeys(range(len(arrivals)), 0.0), Counter[int]()
+    late = dict.fromkeys(range(len(arrivals)), 0.0)
+    waits: list[tuple[float, int]] = []
     for key in dict.fromkeys(key for each in arrivals for key in each):
         members = [place for place, each in enumerate(arrivals) if key in each]
         if len(members) < 2 or len({len(arrivals[place][key]) for place in members}) > 1:
@@ -130,11 +134,21 @@ def slow_rank(arrivals: Sequence[Mapping[str, Sequence[float]]], steps: int) -> 
             others = [seconds for index, seconds in enumerate(durations) if index != least]
             waited = statistics.median(others) - durations[least]
             late[members[least]] += waited
-            last[members[least]] += waited > _TOGETHER * durations[least]
+            if waited > _TOGETHER * durations[least]:
+                waits.append((waited, members[least]))
+    last = Counter(place for _, place in _costly(waits))
     place = max(late, key=late.__getitem__)
     net = late[place] - (sum(late.values()) - late[place]) / max(1, len(arrivals) - 1)
     often = (1 + 1 / len(arrivals)) / 2  # halfway between chance and always
     return LateRank(place, net / steps) if last and last[place] >= often * last.total() else None
+
+
+def _costly(waits: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
+    """The longest waits, those that make nearly all of their sum; all, where that is so few that chance may be it."""
+    ordered = sorted(waits, reverse=True)
+    sums = list(accumulate(seconds for seconds, _ in ordered))
+    count = 1 + sum(each < _NEARLY_ALL * sums[-1] for each in sums)
+    return ordered[:count] if count >= _FEW else ordered
 
 
 def late_rank(steps: Sequence[StepTerms]) -> LateRank | None:

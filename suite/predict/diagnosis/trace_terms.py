@@ -141,7 +141,8 @@ def step_terms(trace: DeviceTrace) -> StepTerms:
     A step begins where the host begins it and the device has ended what was launched before. Of the device's kernels, a
     kind that comes earlier in `Term` hides a later one; what no kernel and no copy covers is idle: while a data loader
     is waited for, after the host waited for the device, else for the host. Without a device the operators of the thread
-    with the steps are the kernels. A term is its share of a step, mean over the steps, of the median step.
+    with the steps are the kernels. A term is its share of a step, mean over the middle half of the steps by length, of
+    the median step: one long step says nothing of the usual ones.
 
     Raises:
         InputError: nothing runs in it.
@@ -158,9 +159,11 @@ def step_terms(trace: DeviceTrace) -> StepTerms:
     steps = [(after - before) / 1e9 for before, after in pairwise(bounds)]
     median = statistics.median(steps)
 
+    by_length, left = sorted(range(len(steps)), key=steps.__getitem__), (len(steps) + 1) // 4
+    middle = by_length[left : len(steps) - left]
+
     def seconds(kind: int) -> float:
-        of_steps = (share[kind] / 1e9 / step for share, step in zip(shares, steps, strict=True))
-        return median * statistics.fmean(of_steps)
+        return median * statistics.fmean(shares[number][kind] / 1e9 / steps[number] for number in middle)
 
     terms = {term: seconds(kind) for kind, term in enumerate(_TERMS)}
     in_all: Counter[int] = Counter()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -54,17 +54,14 @@ def with_free(model: MachineModel, free: Callable[[str], bool]) -> MachineModel:
     return msgspec.structs.replace(model, parameters=parameters)
 
 
-def _merged(model: MachineModel, found: MachineModel, names: Collection[str]) -> MachineModel:
-    taken = {name: found.parameters[name] for name in names}
-    return msgspec.structs.replace(model, parameters=model.parameters | taken)
-
-
 def with_later(model: MachineModel, tables: Sequence[LaterTable]) -> MachineModel:
     """The model with the parameters that each of the tables determines alone."""
     for table in tables:
         alone = with_free(model, table.parameters.__contains__)
         fitted = with_values(alone, fit(alone, table.rows, start=model.values()))
-        model = _merged(model, determined(fitted, table.rows), table.parameters)
+        found = determined(fitted, table.rows).parameters
+        own = {name: found[name] for name in table.parameters}
+        model = msgspec.structs.replace(model, parameters=model.parameters | own)
     return model
 
 

@@ -258,7 +258,7 @@ def run_machine(  # long: what is not recorded is noted on the way
         words = f"products in {product_format.value} at the share of their peak that those in fp8-delayed reach"
         notes.append(f"{words}: that adds {100 * of_products:.0f} %")
     if architecture is not None and architecture.linear_heads is not None:
-        notes.append("no published step times tell of layers with linear attention or a state space")
+        notes.append("no model with linear attention or a state space has a published step time")
     if recorded.switches.needs_cuda and not device.runs_cuda:
         notes.append(f"{recorded.name} needs CUDA, which {device.name} does not run: predicted as if it did")
     if not recorded.measured:

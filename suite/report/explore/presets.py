@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
@@ -12,7 +14,8 @@ from reference_runs.layout import layout_text
 from reference_runs.machine_model import chosen_edition
 from reference_runs.published import PublishedRow, PublishedTable, load_table
 from reference_runs.published_tables import shipped_tables
-from reference_runs.run import Cluster, ReferenceRun, Reported, Software
+from reference_runs.run import ReferenceRun, Reported, Software
+from reference_runs.run_of_row import run_of_row
 from reference_runs.sourced import Kind, Sourced
 
 FILES = (".toml", ".json")  # endings of run files and configurations
@@ -113,30 +116,16 @@ def _run_of(name: str) -> ReferenceRun:
     facts = tables()[row.table].facts
     source = f"{facts.source}, line {row.line} of {facts.file}"
     measured = {"step_seconds": (row.step_seconds, "s"), "peak_bytes": (row.peak_bytes, "byte")}
-    cluster = Cluster(
-        accelerator=row.accelerator,
-        accelerators=row.layout.ranks,
-        accelerators_per_node=row.accelerators_per_node,
-        network_interfaces_per_node=None if row.network_bytes_per_second is None else 1,
-        network_interface_bandwidth=row.network_bytes_per_second,
-    )
-    return ReferenceRun(
+    return msgspec.structs.replace(
+        run_of_row(row),
         name=name,
         title=f"{facts.title}: {_words(row)}",
         where=source,
-        miniature=None,
-        architecture=row.architecture,
-        recipe=row.recipe,
-        recorded_layout=row.layout,
-        unpublished=(),
-        cluster=cluster,
         software=Software(stack=row.stack),
         reported=Reported(step_seconds=row.step_seconds, peak_bytes=row.peak_bytes),
-        measured=(),
         facts={
             f"reported.{key}": Sourced(kind=Kind.STATED, source=source, value=value, unit=unit)
             for key, (value, unit) in measured.items()
             if value is not None
         },
-        sources={},
     )

@@ -125,6 +125,12 @@ def test_updates_mark_steps_where_nothing_else_does() -> None:
     assert nanoseconds(step) == {Term.GEMM: 80, Term.HOST: 20}
 
 
+def test_one_long_step_does_not_change_what_the_usual_ones_are_spent_on() -> None:
+    marks = tuple(("annotation", f"ProfilerStep#{at}", at, end) for at, end in ((0, 100), (100, 200), (200, 1200)))
+    step = of_kernels((GEMM, 0, 80), (GEMM, 100, 180), (GEMM, 200, 280), host=marks)
+    assert (step.steps, nanoseconds(step)) == ([1e-7, 1e-7, 1e-6], {Term.GEMM: 80, Term.HOST: 20})
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(KERNELS), st.integers(0, 500), st.integers(1, 90)), min_size=1, max_size=30),
     st.lists(st.integers(0, 500), max_size=4, unique=True),

@@ -207,7 +207,7 @@ def test_layers_that_no_table_has_are_as_uncertain_as_mixtures_and_noted() -> No
     assert step_interval(step, linear, 0.0) == step_interval(step, reference_run("deepseek-v3").architecture, 0.0)
     least, most = step_interval(step, reference_run("llama3.1-8b").architecture, 0.0)
     assert step_interval(step, linear, 0.0)[0] < least < most < step_interval(step, linear, 0.0)[1]
-    words = "no published step times tell of layers with linear attention or a state space"
+    words = "no model with linear attention or a state space has a published step time"
     assert words in of(architecture=linear).notes
     assert words not in of(architecture=BLOOM.architecture).notes
 
