@@ -48,7 +48,7 @@ def test_groups_of_which_one_rank_alone_was_traced_say_nothing() -> None:
 def test_short_waits_of_many_collectives_do_not_hide_a_late_rank() -> None:
     """Rank 1 is 0.3 s late to five of nine; whoever is last in the others, by some 0.1 ms, is so by chance."""
     late = [0.3, 0.301, 0.3, 0.302, 0.3]
-    first, second = [*late, 2e-4, 1e-4, 2e-4, 1e-4], [1e-4] * 5 + [1e-4, 2e-4, 1e-4, 3e-4]
+    first, second = [*late, *[1e-4] * 4], [*[1e-4] * 5, *[2e-4] * 4]
     found = slow_rank([{"a": first}, {"a": second}], 1)
     assert found is not None
     assert found.place == 1
