@@ -239,7 +239,14 @@ def pipeline_stages(layout: Layout) -> list[int]:
 
 
 def _request(name: str, device: str, ranks: int, results: Path, *, compiled: bool) -> Request:
-    return Request(name=name, ranks=ranks, device=device, compiled=None if compiled else False, results=results)
+    return Request(
+        name=name,
+        ranks=ranks,
+        device=device,
+        compiled=None if compiled else False,
+        optimizations="none",  # a verdict about hardware: by operators that are PyTorch's own, and calibrated
+        results=results,
+    )
 
 
 def predicted_step_seconds(

@@ -22,6 +22,29 @@ class Update(enum.StrEnum):
     ADAFACTOR = "adafactor"
 
 
+class Optimization(enum.StrEnum):
+    """A faster way to execute a step on one GPU: the same arithmetic, rounded at other places.
+
+    EPILOGUES: GELU, its gradient and the gradients of biases in the epilogues of cuBLASLt's GEMMs.
+    TUNED_PRODUCTS: weight gradients by the fastest of cuBLASLt's algorithms, those that split the depth among them.
+    PACKED_GRADIENTS: attention writes the gradients of queries, keys and values into one buffer.
+    ACROSS_BLOCKS: the residual sum at the end of a block is computed with the next block's norm.
+    FLASH_ATTENTION_3: attention by FlashAttention 3.
+    MICRO_BATCH_GRAPH: both passes of a micro-batch are one CUDA graph.
+    DEPENDENT_LAUNCH: a compiled kernel is launched before the one that it waits for has ended.
+    ONE_PASS_UPDATE: clipping, AdamW and the 16-bit copy of the weights are one pass over memory.
+    """
+
+    EPILOGUES = "epilogues"
+    TUNED_PRODUCTS = "tuned-products"
+    PACKED_GRADIENTS = "packed-gradients"
+    ACROSS_BLOCKS = "across-blocks"
+    FLASH_ATTENTION_3 = "flash-attention-3"
+    MICRO_BATCH_GRAPH = "micro-batch-graph"
+    DEPENDENT_LAUNCH = "dependent-launch"
+    ONE_PASS_UPDATE = "one-pass-update"
+
+
 class Texts(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a script that tokenises its text.
 
@@ -62,6 +85,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
         offloads_activations: whether saved activations are kept in the host's memory. CUDA only.
         loss_chunks: parts of a micro-batch's tokens whose logits exist one after the other.
         cpp_operator: whether scale, mask and softmax are one operator, written in C++.
+        optimizations: in the order of `Optimization`, each at most once.
     """
 
     tokenises: bool = False
@@ -74,6 +98,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     offloads_activations: bool = False
     loss_chunks: int = 1
     cpp_operator: bool = False
+    optimizations: tuple[Optimization, ...] = ()
 
 
 class TrainingOptions(ScriptOptions, frozen=True, kw_only=True):

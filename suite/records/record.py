@@ -303,7 +303,9 @@ def _said(record: Architecture | Recipe | Layout, first: frozenset[str]) -> dict
 def policy(job: Job) -> dict[str, str]:
     """Facts that decide results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
-    script = msgspec.structs.replace(job.training_options, texts=None)  # the corpus has the hash of its texts
+    script = msgspec.structs.asdict(job.training_options) | {"texts": None}  # the corpus has the hash of its texts
+    if not job.training_options.optimizations:
+        del script["optimizations"]  # launches stay comparable with earlier ones
     return {
         "device": job.device,
         "precision": recipe.precision.value,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from suite.job.options import KernelChoice
+from suite.job.options import KernelChoice, Optimization
 from suite.machine.packages import compilation_missing, require
 from suite.predict.simulation.launched_options import not_compiled
+from suite.predict.simulation.optimizations import RULES, PlannedLaunch, default_optimizations, lacking_by_default
 
 
 def checked_compilation(asked: bool | None, device: str, layout: Layout) -> tuple[bool, tuple[str, ...]]:
@@ -38,6 +39,33 @@ def checked_kernels(kernels: str, device: str) -> KernelChoice:
     if kernels == KernelChoice.TRITON and device == "cuda" and (missing := compilation_missing(device)):
         raise InputError("Triton cannot compile here", got=missing, allowed="torch", where="--kernels")
     return KernelChoice(kernels)
+
+
+def checked_optimizations(asked: str | None, launch: PlannedLaunch) -> tuple[tuple[Optimization, ...], tuple[str, ...]]:
+    """The optimizations of a launch, those by default where none are asked; and in words what it lacks of these.
+
+    Args:
+        asked: "none", "default", or names with commas between them.
+
+    Raises:
+        InputError: an unknown name, or an optimization that the launch cannot have or whose package is missing.
+    """
+    where = "--optimizations"
+    if asked in (None, "default"):
+        return default_optimizations(launch), lacking_by_default(launch)
+    if asked == "none":
+        return (), ()
+    names = [name.strip() for name in (asked or "").split(",")]
+    for name in names:
+        if name not in [known.value for known in RULES]:
+            allowed = ", ".join(["none", "default", *(known.value for known in Optimization if known in RULES)])
+            raise InputError("unknown optimization", got=repr(name), allowed=allowed, where=where)
+        rule = RULES[Optimization(name)]
+        if reason := rule.why_not(launch):
+            raise InputError("not possible here", got=name, allowed=f"none of them, as there is {reason}", where=where)
+        if not rule.is_installed:
+            require(rule.package)
+    return tuple(known for known in Optimization if known in names), ()
 
 
 def checked_sharing(asked: bool, device: str, *, ranks: int, devices: int) -> tuple[bool, tuple[str, ...]]:

@@ -28,6 +28,7 @@ from suite.machine.half_precision import kernels_for
 from suite.metrics.figures import Figure
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.simulation.launched_options import device_options
+from suite.predict.simulation.optimizations import PlannedLaunch
 from suite.records.record import shared_fields
 from suite.reproduce.checked_checkpoints import checked_checkpoints
 from suite.reproduce.checked_options import (
@@ -40,7 +41,7 @@ from suite.reproduce.checked_options import (
     of_global_batch,
 )
 from suite.reproduce.device_memory import check_device_memory
-from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
+from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_optimizations, checked_sharing
 from suite.reproduce.request import Request
 from suite.reproduce.scheduled import Scheduled, scheduled
 from suite.reproduce.supported import (
@@ -178,6 +179,8 @@ def plan(request: Request) -> Plan:
     compiled, eager = checked_compilation(request.compiled, device, layout)
     kernels = checked_kernels(request.kernels, device)
     check_kernels(workload.architecture, layout, kernels)
+    launch = PlannedLaunch(workload, device, compiled, kernels)
+    optimizations, plain = checked_optimizations(request.optimizations, launch)
     checked = Plan(
         name=subject.name,
         architecture=architecture,
@@ -193,8 +196,10 @@ def plan(request: Request) -> Plan:
         averaging=averaging,
         exact_steps=exact_steps,
         renewal=checked_renewal(request, averaging, exact_steps),
-        training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
-        changes=(*_changes(request, subject, workload), *shared, *eager),
+        training_options=device_options(
+            workload, device, compiled=compiled, kernels=kernels, optimizations=optimizations
+        ),
+        changes=(*_changes(request, subject, workload), *shared, *eager, *plain),
         shares_devices=shares_devices,
         synchronisation=synchronisation,
         slow_ranks=slow_ranks,

@@ -10,6 +10,7 @@ from reference_runs.layout import layout_text
 from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, KernelChoice
 from suite.job.slice import Slice
+from suite.job.training_job import Job
 from suite.paths import program
 from suite.records.record import Begin
 
@@ -32,6 +33,7 @@ def repeating_command(begin: Begin) -> str | None:
         "layout": layout_text(job.layout, complete=True),
         "global-batch": job.recipe.global_batch,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
+        "optimizations": _optimizations(job),
         "products": job.recipe.product_format.value if job.recipe.product_format.casts else None,
         **_averaging(job.averaging),
         "exact-steps": job.exact_steps or None,
@@ -65,12 +67,19 @@ def _repeating_slice(begin: Begin, of: Slice) -> str | None:
         "layout": layout_text(of.layout, complete=True),
         "device": job.device,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
+        "optimizations": _optimizations(job),
         "steps": job.steps,
         "seed": job.seed,
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words.append("--compile" if job.compiled else "--no-compile")
     return shlex.join([*program().split(), "reproduce", begin.run, *words])
+
+
+def _optimizations(job: Job) -> str | None:
+    """Value of --optimizations; None on a CPU without any, where none are the default."""
+    names = job.training_options.optimizations
+    return None if job.device == "cpu" and not names else ",".join(names) or "none"
 
 
 def _averaging(averaging: Averaging) -> dict[str, str]:

@@ -82,6 +82,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             help="Kernels of norms, activations, rotation, softmax and loss: torch or triton; see docs/kernels.md."
         ),
     ] = KernelChoice.TORCH.value
+    optimizations: Annotated[
+        str | None,
+        typer.Option(help="Faster ways to execute a step on a GPU: default, none, or names; see docs/mfu_design.md."),
+    ] = None
     products: Annotated[
         str | None,
         typer.Option(
@@ -197,7 +201,9 @@ _RENAMED = {"renewal": "renew_second_moment"}
 
 # The headings of --help, each with its fields; the others stand first
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Training": ("steps", "seed", "corpus", "global_batch", "optimizer", "kernels", "products", "compiled"),
+    "Training": (
+        *("steps", "seed", "corpus", "global_batch", "optimizer", "kernels", "optimizations", "products", "compiled"),
+    ),
     "Ranks and layout": ("ranks", "layout", "device", "share_devices"),
     "Slice of a run": ("slice", "stage", "layers", "sequence", "micro_batch", "minutes"),
     "Gradients and synchronisation": (

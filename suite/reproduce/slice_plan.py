@@ -24,7 +24,8 @@ from suite.machine.devices import cuda_device_list, resolved_device
 from suite.paths import cache_directory, whole_file
 from suite.predict.analytic.memory import optimizer_shards
 from suite.predict.simulation.launched_options import device_options
-from suite.reproduce.device_use import checked_compilation, checked_kernels
+from suite.predict.simulation.optimizations import PlannedLaunch
+from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_optimizations
 from suite.reproduce.plan import Plan, check_numbers
 from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
 from suite.reproduce.request import Request
@@ -80,6 +81,8 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
     compiled, eager = checked_compilation(request.compiled, device, workload.layout)
     kernels = checked_kernels(request.kernels, device)
     _check_executable(run, workload, device, kernels)
+    launch = PlannedLaunch(workload, device, compiled, kernels)
+    optimizations, plain = checked_optimizations(request.optimizations, launch)
     sharing = _sharing(workload.layout, shape.number)
     group = _group(request.ranks, sharing, workload.layout, device)
     changes = tuple(_changes(run, layout, workload, shape, most, exchanges=bool(group)))
@@ -94,8 +97,10 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
         steps=request.steps,
         seed=request.seed,
         kernels=kernels,
-        training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
-        changes=(*changes, *eager),
+        training_options=device_options(
+            workload, device, compiled=compiled, kernels=kernels, optimizations=optimizations
+        ),
+        changes=(*changes, *eager, *plain),
         slice=Slice(
             run=run.name,
             layout=layout,
@@ -139,7 +144,7 @@ def _refuse_others(request: Request) -> None:
         what = "a slice takes one accelerator's place, or those that share its layers, on tokens that are drawn"
         allowed = (
             "--stage, --layers, --sequence, --micro-batch, --minutes, --ranks, --layout, --device, --compile, "
-            "--kernels, --steps, --seed"
+            "--kernels, --optimizations, --steps, --seed"
         )
         raise InputError(what, got=", ".join(names), allowed=allowed, where="reproduce")
 

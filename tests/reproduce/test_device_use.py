@@ -11,8 +11,12 @@ from reference_runs.errors import InputError
 from reference_runs.run import ProductFormat
 from suite.__main__ import main
 from suite.job.corpus import Corpus
+from suite.job.options import DEFAULT_OPTIONS, Optimization
 from suite.machine.devices import CudaDevice
 from suite.machine.gpu import Gpu
+from suite.machine.packages import PACKAGES, Package
+from suite.predict.simulation import optimizations
+from suite.predict.simulation.optimizations import OptimizationRule, only_cuda
 from suite.records.record import policy
 from suite.reproduce import device_use
 from suite.reproduce.device_use import checked_sharing
@@ -131,3 +135,48 @@ def test_products_in_8_bits_of_odd_sizes_are_refused_on_gpus_alone(monkeypatch):
     check_products(odd, "cpu", [], "here")
     with pytest.raises(InputError, match="sizes that are no multiples of 16; got 1000, allowed: --products none"):
         check_products(odd, "cuda", [Gpu()], "here")
+
+
+@pytest.fixture
+def two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default that needs a package that nobody has, and one without conditions that has to be asked for."""
+    rules = {
+        Optimization.EPILOGUES: OptimizationRule(only_cuda, is_default=True),
+        Optimization.FLASH_ATTENTION_3: OptimizationRule(only_cuda, is_default=True, package="absent"),
+        Optimization.ONE_PASS_UPDATE: OptimizationRule(lambda _: ""),
+    }
+    monkeypatch.setattr(optimizations, "RULES", rules)
+    monkeypatch.setattr(device_use, "RULES", rules)
+    monkeypatch.setitem(PACKAGES, "absent", Package("absent", "absent-kernels", "nothing"))
+
+
+@pytest.mark.usefixtures("one_gpu", "two_rules")
+def test_optimizations_are_the_default_ones_or_those_asked_for():
+    assert planned().training_options.optimizations == (Optimization.EPILOGUES,)
+    assert planned().changes == ("without flash-attention-3: absent-kernels is not installed",)
+    assert planned(optimizations="none").training_options.optimizations == ()
+    both = planned(optimizations="one-pass-update, epilogues")
+    assert both.training_options.optimizations == (Optimization.EPILOGUES, Optimization.ONE_PASS_UPDATE)
+    assert both.changes == ()
+
+
+@pytest.mark.usefixtures("two_rules")
+def test_optimizations_that_a_launch_cannot_have_are_refused():
+    assert planned().training_options == DEFAULT_OPTIONS
+    with pytest.raises(InputError, match=r"unknown optimization.*'speed'.*none, default, epilogues"):
+        planned(optimizations="speed")
+    with pytest.raises(InputError, match=r"epilogues.*no CUDA device"):
+        planned(optimizations="epilogues")
+
+
+@pytest.mark.usefixtures("one_gpu", "two_rules")
+def test_an_optimization_that_is_asked_for_needs_its_package():
+    with pytest.raises(InputError, match="absent-kernels"):
+        planned(optimizations="flash-attention-3")
+
+
+@pytest.mark.usefixtures("one_gpu", "two_rules")
+def test_launches_without_optimizations_compare_with_those_from_before_there_were_any():
+    plain = policy(job_for(planned(optimizations="none"), CORPUS, ""))
+    assert "optimizations" not in plain["script"]
+    assert '"optimizations":["epilogues"]' in policy(job_for(planned(), CORPUS, ""))["script"]

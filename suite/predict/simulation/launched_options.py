@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
-from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
+from suite.job.options import DEFAULT_OPTIONS, KernelChoice, Optimization, TrainingOptions
 from suite.predict.analytic.pipeline_schedule import halves_backward
+from suite.predict.simulation.optimizations import PlannedLaunch, default_optimizations
 
 # Tokens whose logits exist at once. Each part reads and writes the weight's gradient in fp32, 8 V D bytes, for 6 C V D
 # flop: at an H100's data sheet (3.35 TB/s, 989 Tflop/s) 5 % of the products' time at C = 8192, and 19 % at 2048
@@ -13,7 +16,14 @@ LOSS_TOKENS = 8192
 LEAST_CHUNKS = 2  # one part is the loss of all logits
 
 
-def device_options(workload: Workload, device: str, *, compiled: bool, kernels: KernelChoice) -> TrainingOptions:
+def device_options(
+    workload: Workload,
+    device: str,
+    *,
+    compiled: bool,
+    kernels: KernelChoice,
+    optimizations: tuple[Optimization, ...] | None = None,
+) -> TrainingOptions:
     """Options of a launch that is no rung of the ladder: on a GPU, whatever saves waits and needless passes.
 
     Batches are copied ahead from page-locked memory, but not those of a pipeline, which takes all of a step at once.
@@ -24,10 +34,15 @@ def device_options(workload: Workload, device: str, *, compiled: bool, kernels: 
         6         in place of these 48 a compiled part: it reads the logits twice and writes their gradient
     Not with a loss scale, by which parts do not multiply their 16-bit gradients; nor where
     tensor-parallel ranks hold a part of the vocabulary; Triton's kernels have parts of their own.
+
+    Args:
+        optimizations: that were checked; None: the default ones.
     """
+    if optimizations is None:
+        optimizations = default_optimizations(PlannedLaunch(workload, device, compiled, kernels))
     _, recipe, layout = workload
     if device != "cuda":
-        return DEFAULT_OPTIONS
+        return msgspec.structs.replace(DEFAULT_OPTIONS, optimizations=optimizations)
     in_parts = (
         compiled and kernels is KernelChoice.TORCH and not recipe.precision.scaled and layout.tensor_parallel == 1
     )
@@ -36,6 +51,7 @@ def device_options(workload: Workload, device: str, *, compiled: bool, kernels: 
         rung="",
         pinned=layout.pipeline_stages == 1,
         loss_chunks=max(LEAST_CHUNKS, -(-tokens // LOSS_TOKENS)) if in_parts else 1,
+        optimizations=optimizations,
     )
 
 

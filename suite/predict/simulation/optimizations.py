@@ -1,0 +1,68 @@
+"""Which optimizations a launch can have, and which it has by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from reference_runs.run import Workload
+from suite.job.options import KernelChoice, Optimization
+from suite.machine.packages import PACKAGES
+
+
+class PlannedLaunch(NamedTuple):
+    """The facts of a launch that decide which optimizations it can have.
+
+    Args:
+        device: "cpu" or "cuda".
+        compiled: whether blocks are.
+        kernels: of everything but matrix products.
+    """
+
+    workload: Workload
+    device: str
+    compiled: bool
+    kernels: KernelChoice
+
+
+class OptimizationRule(NamedTuple):
+    """When an optimization can be had.
+
+    Args:
+        why_not: of a launch, in words; empty where it can have it.
+        is_default: whether launches that can have it do, where nothing else is asked.
+        package: a module, of `PACKAGES`, without which there is none; empty: it needs none.
+    """
+
+    why_not: Callable[[PlannedLaunch], str]
+    is_default: bool = False
+    package: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package, if it needs one, is installed in this Python."""
+        return not self.package or PACKAGES[self.package].is_installed
+
+
+def only_cuda(launch: PlannedLaunch) -> str:
+    """Why a launch that is not on a GPU cannot have it."""
+    return "" if launch.device == "cuda" else "no CUDA device"
+
+
+# An optimization that is missing here is not built yet
+RULES: Mapping[Optimization, OptimizationRule] = {}
+
+
+def default_optimizations(launch: PlannedLaunch) -> tuple[Optimization, ...]:
+    """The optimizations that a launch has where nothing else is asked."""
+    rules = [(name, RULES[name]) for name in Optimization if name in RULES]
+    return tuple(name for name, rule in rules if rule.is_default and rule.is_installed and not rule.why_not(launch))
+
+
+def lacking_by_default(launch: PlannedLaunch) -> tuple[str, ...]:
+    """In words, the packages without which the launch has not all optimizations that it would have by default."""
+    lacking: dict[str, list[str]] = {}
+    for name, rule in RULES.items():
+        if rule.is_default and not rule.is_installed and not rule.why_not(launch):
+            lacking.setdefault(PACKAGES[rule.package].name, []).append(name.value)
+    return tuple(f"without {', '.join(names)}: {package} is not installed" for package, names in lacking.items())
