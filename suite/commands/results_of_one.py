@@ -26,9 +26,12 @@ from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
 from suite.report.slice import place_words, print_parts, slice_words, stopped_words
+from suite.report.terminal.device_kernels import print_kernels
 from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
 from suite.reproduce.repeat import repeating_command
+
+NO_KERNELS = "no kernels: only GPUs have any, with 8 steps or more, and records from schema 1.10 on keep them"
 
 
 def show_command(
@@ -39,6 +42,7 @@ def show_command(
         Path | None,
         typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
     ] = None,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Print each GPU kernel of a profiled step.")] = False,
     results: Results = RESULTS,
     json: Json = False,
 ) -> None:
@@ -55,14 +59,14 @@ def show_command(
         entry = {"path": whole.path, "status": whole.status, "begin": whole.begin, "end": whole.end}
         print_json(entry)
     else:
-        _print(whole)
+        _print(whole, each_kernel=kernels)
     if schedule is not None:
         ranks, figures = (whole.end.ranks, whole.end.figures) if whole.end else ([], [])
         times = [rank.pipeline_times for rank in ranks]
         draw_launch(schedule, whole.begin.run, whole.begin.job.workload, times, figures)
 
 
-def _print(record: Record) -> None:
+def _print(record: Record, *, each_kernel: bool) -> None:
     import pandas
 
     out = console()
@@ -99,6 +103,10 @@ def _print(record: Record) -> None:
     elif end.ranks and end.ranks[0].steps:
         steps = end.ranks[0].steps
         out.print(f"loss {steps[0].loss:.3f} at step {steps[0].step}, {steps[-1].loss:.3f} at step {steps[-1].step}")
+    if end.ranks and end.ranks[0].device_kernels:
+        print_kernels(out, end.ranks[0].device_kernels, each=each_kernel)
+    elif each_kernel:
+        print_folded(out, NO_KERNELS)
     for rank in end.ranks:
         if rank.failure:
             out.print(f"rank {rank.rank}, {rank.last}:\n{rank.failure}", markup=False)

@@ -8,6 +8,7 @@ from pathlib import PurePath
 import msgspec
 
 from suite.job.calibration_job import CalibrationEvent
+from suite.job.device_kernels import DeviceKernel
 from suite.job.pipeline_passes import PipelineTimes
 from suite.job.probe_job import ProbeEvent
 from suite.job.slice import SliceTimes
@@ -206,6 +207,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         weight_versions, staleness: of a stage without flush: versions that it stores, and updates by which gradients
             are late at most; None elsewhere.
         store_work: at a parameter store; None without one.
+        device_kernels: of a profiled step on a GPU, the longest first; empty elsewhere.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         counted: whether a step was counted and timed; False where a training that went on had too few steps left.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
@@ -231,6 +233,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     time: float
     term_seconds: dict[str, float] = {}
     no_terms: str = ""
+    device_kernels: list[DeviceKernel] = []
     shared: Shared | None = None
     resident_bytes: int | None = None
     reserved_bytes: int | None = None

@@ -15,6 +15,7 @@ from reference_runs.regular_file import file_bytes
 from reference_runs.run import Architecture, Recipe
 from suite.job.checkpoints import LaunchGoodput, Restart
 from suite.job.corpus import Corpus
+from suite.job.device_kernels import DeviceKernel
 from suite.job.events import (
     ComputedRows,
     Event,
@@ -45,8 +46,9 @@ THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
 # what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
 # workers at a parameter store; 1.7: the nodes that a scheduler gave a launch, checkpoints and restarts,
-# what a pipeline's rank does between steps; 1.8: words (suite/stored_words.py); 1.9: launches of any model
-SCHEMA = "1.9"
+# what a pipeline's rank does between steps; 1.8: words (suite/stored_words.py); 1.9: launches of any model;
+# 1.10: kernels of a profiled step
+SCHEMA = "1.10"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
@@ -125,6 +127,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     slice_times: SliceTimes | None = None
     pipeline_times: PipelineTimes | None = None
     store_work: StoreWork | None = None
+    device_kernels: list[DeviceKernel] = []
 
 
 _OF_FINISHED = shared_fields(RankOutcome, Finished)

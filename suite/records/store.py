@@ -35,6 +35,7 @@ _LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.([0-9a-f]{8}\.\
 _OLD_SECONDS = 86400
 _RESERVED_BYTES = 256 * 1024
 _RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200
+_RESERVED_BYTES_OF_KERNELS = 20 * 1024  # of a rank's profiled step on a GPU: 51 of about 330
 _RESERVED_BYTES_PER_PASS = 100  # of a pipeline's rank: about 80
 
 
@@ -108,6 +109,7 @@ class Opened:
         try:
             size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.ranks
             size += _RESERVED_BYTES_PER_PASS * most_passes(job.workload) * job.ranks
+            size += _RESERVED_BYTES_OF_KERNELS * job.ranks if job.device == "cuda" else 0
             keep_room(self._reserve, size)
             write_new(self.path, encode(begin))
         except OSError as error:

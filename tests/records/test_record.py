@@ -157,6 +157,7 @@ def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
         "slice_times",
         "pipeline_times",
         "store_work",
+        "device_kernels",
     } == {*names}
     counts = {field.name: 0 for field in msgspec.structs.fields(Finished) if field.required}
     lists = {name: [] for name in ("collectives", "worked_seconds", "pipeline_seconds")}

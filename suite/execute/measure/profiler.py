@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from suite.execute.measure.phases import RANGE, Part
 from suite.execute.measure.timeline import DeviceSpan, Shares, Span, device_shares, host_shares
+from suite.job.device_kernels import DeviceKernel, device_kernels
 from suite.job.events import memory_snapshot_path, trace_path
 from suite.paths import whole_file
 
@@ -26,11 +27,14 @@ class ProfiledSteps:
 
     Attributes:
         shares: of each phase, over all recorded steps; None until `stop`, or where it failed.
+        kernels: of the device, in a step; empty on a CPU, whose profile has no kernels: an operator's time there is its
+            dispatch and its profiling too, and a compiled region is one span.
         failure: what went wrong, as a sentence; empty where nothing did.
     """
 
     def __init__(self, device: torch.device, trace: str | None, rank: int) -> None:
         self.shares: dict[Part, Shares] | None = None
+        self.kernels: list[DeviceKernel] = []
         self.failure = ""
         self._device = device
         self._cuda = device.type == "cuda"
@@ -52,18 +56,19 @@ class ProfiledSteps:
 
         self._tried("the profiler did not start", started)
 
-    def stop(self, seconds: dict[Part, float]) -> None:
+    def stop(self, seconds: dict[Part, float], *, steps: int) -> None:
         """Stop recording, compute the shares, and write the trace if one is wanted.
 
         Args:
             seconds: of each phase, added up over the recorded steps.
+            steps: that were recorded.
         """
         recording = self._recording
         if recording is None:
             return
         self._tried("the profiler did not stop", recording.stop)
         if not self.failure:
-            self._tried("the profile was not read", lambda: self._read(recording, seconds))
+            self._tried("the profile was not read", lambda: self._read(recording, seconds, steps))
             self._tried("the trace was not written", lambda: self._write(recording))
         self._recording = None
 
@@ -74,13 +79,15 @@ class ProfiledSteps:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             self.failure = "; ".join(part for part in (self.failure, f"{what}: {text[:300]}") if part)
 
-    def _read(self, recording: profile, seconds: dict[Part, float]) -> None:
+    def _read(self, recording: profile, seconds: dict[Part, float], steps: int) -> None:
         assert recording.profiler is not None
         results = recording.profiler.kineto_results
         assert results is not None
         events = results.events()
         if self._cuda:
-            self.shares = _device_shares(events, self._device.index)
+            phases, spans = _phases_and_spans(events, self._device.index)
+            self.kernels = device_kernels(((span.name, span.end - span.start) for span in spans), steps=steps)
+            self.shares = device_shares(phases, spans)
             for part, share in self.shares.items():
                 share.overhead = max(0, round(seconds[part] * 1e9) - share.whole)
         else:
@@ -111,14 +118,20 @@ def _host_shares(events: list[_KinetoEvent]) -> dict[Part, Shares]:
     return host_shares(spans, messages)
 
 
-def _device_shares(events: list[_KinetoEvent], index: int) -> dict[Part, Shares]:
-    """Shares of one device. A kernel and the call that launched it carry the same correlation."""
+def _phases_and_spans(
+    events: list[_KinetoEvent], index: int
+) -> tuple[list[tuple[Part, tuple[int, int]]], list[DeviceSpan]]:
+    """When the host was in each phase, and what one device executed.
+
+    A kernel and the call that launched it carry the same correlation.
+    """
     launched = {
         event.correlation_id(): event.start_ns()
         for event in events
         if event.device_type() == DeviceType.CPU and event.name().startswith("cu")
     }
-    phases, spans = [], []
+    phases: list[tuple[Part, tuple[int, int]]] = []
+    spans: list[DeviceSpan] = []
     for event in events:
         start = event.start_ns()
         end = start + event.duration_ns()
@@ -127,4 +140,4 @@ def _device_shares(events: list[_KinetoEvent], index: int) -> dict[Part, Shares]
                 phases.append((_PARTS[event.name()], (start, end)))
         elif event.device_index() == index and not event.is_user_annotation():
             spans.append(DeviceSpan(event.name(), start, end, launched.get(event.correlation_id(), start)))
-    return device_shares(phases, spans)
+    return phases, spans

@@ -181,8 +181,10 @@ class StepProfile:
     def term_seconds(self, clocks: StepClocks) -> dict[str, float]:
         """Stop the profiler; return the terms of the median timed step, none where the profile failed."""
         self._phases.in_profile = False
-        self.profiler.stop({part: sum(seconds[part] for seconds in self.phase_seconds) for part in Part})
-        profiled, shares = len(self.phase_seconds), self.profiler.shares
+        profiled = len(self.phase_seconds)
+        in_all = {part: sum(seconds[part] for seconds in self.phase_seconds) for part in Part}
+        self.profiler.stop(in_all, steps=profiled)
+        shares = self.profiler.shares
         if shares is None:
             return {}
         return term_seconds(clocks.step_seconds, clocks.phase_seconds, shares, profiled_steps=profiled)

@@ -170,6 +170,7 @@ def _finished(
         time=time.time(),
         term_seconds=terms,
         no_terms=profile.profiler.failure,
+        device_kernels=profile.profiler.kernels,
         shared=clocks.processors.since_start,
         resident_bytes=clocks.resident_bytes,
         reserved_bytes=counters.peak.reserved_bytes,

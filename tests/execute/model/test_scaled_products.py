@@ -91,6 +91,20 @@ def test_a_cpu_multiplies_by_pytorch_s_own_kernel_and_others_by_whatever_they_di
     assert mkldnn_is_on() == before
 
 
+def test_forward_products_alone_are_summed_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply, sums = torch._scaled_mm, []
+    monkeypatch.setattr(
+        torch,
+        "_scaled_mm",
+        lambda *factors, **more: (sums.append(more["use_fast_accum"]), multiply(*factors, **more))[1],
+    )
+    layer, _ = linear(32, 16, bias=True, dtype=torch.bfloat16)
+    out = layer(drawn(64, 16).requires_grad_())
+    assert sums == [True]
+    out.sum().backward()
+    assert sums == [True, False, False]  # gradients of input and weight
+
+
 def mkldnn_is_on() -> bool:
     on: bool = torch._C._get_mkldnn_enabled()
     return on
