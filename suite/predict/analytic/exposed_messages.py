@@ -1,4 +1,4 @@
-"""Messages inside layers that computation does not hide, by switches of the software stack."""
+"""Messages that computation does not hide, by switches of the software stack: in layers, and of data parallelism."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Workload
 from reference_runs.stack import Stack
-from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.experts import chosen_experts
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import ROUTED, sent_in_pieces, split_product_seconds
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.product_formats import AFTER_NORMS, SUMMED, factor_element_bytes
 from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.analytic.traffic import activation_message_bytes, tensor_parallel_messages
@@ -211,3 +211,67 @@ def _share_around_experts(architecture: Architecture, layout: Layout) -> float:
     parts = routed + (architecture.shared_experts > 0)
     sparse = 1 - (architecture.dense_layers or 0) / architecture.layers
     return sparse * parts / (1 + parts)
+
+
+def exposed_data_parallel_seconds(
+    layout: Layout,
+    *,
+    reduction_seconds: float,
+    gather_seconds: float,
+    backward_seconds: float,
+    computation_seconds: float,
+    micro_batches: int,
+    overlap_share: float,
+    overlap_cost: float = 0.0,
+    gathers_overlap: bool = False,
+) -> float:
+    """Seconds by which a step's data-parallel traffic makes it longer, at overlap share o.
+
+    stage 0, 1    max(reduction - o i backward, 0) + gathers        backward passes of the last micro-batches
+    stage 2       max(reduction - o m backward, 0) + gathers        every micro-batch reduces
+    stage 3       max(reduction + gathers - o m computation, 0)     every layer gathers and reduces
+
+    Each second that is hidden costs the computation around it `overlap_cost` seconds: collectives occupy
+    multiprocessors and memory. Below stage 3 the gathers bring the new weights after the update, where there is
+    nothing to hide them unless the stack gathers as the next forward passes need them (`gathers_overlap`): then
+    max(gathers - o i forward, 0).
+    `backward_seconds` and `computation_seconds` (forward and backward) are those of one micro-batch.
+    i is 1, or (1 + (v - 1) min(p, m)) / v with v virtual stages on each of p: chunks are passed one after the other by
+    p micro-batches each, so that the first chunk's gradients are complete before the others' last p backward passes.
+    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Rajbhandari et al. 2020, arXiv 1910.02054, section 7; i
+    derived here from the schedule of Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2.
+    """
+    if layout.zero_stage == 3:
+        hidden = overlap_share * micro_batches * computation_seconds
+        return _exposed(reduction_seconds + gather_seconds, hidden, overlap_cost)
+    virtual = layout.virtual_stages
+    passes = (1 + (virtual - 1) * smaller(layout.pipeline_stages, micro_batches)) / virtual
+    hidden = overlap_share * backward_seconds * (micro_batches if layout.zero_stage == 2 else passes)
+    forward = overlap_share * (computation_seconds - backward_seconds) * passes if gathers_overlap else 0.0
+    return _exposed(reduction_seconds, hidden, overlap_cost) + _exposed(gather_seconds, forward, overlap_cost)
+
+
+def shard_copies_bytes(workload: Workload, stack: Stack, *, parameters: float) -> float:
+    """Bytes that FSDP2 copies beside the computation of one micro-batch; 0 of other stacks, and without ZeRO-3.
+
+    With w bytes of a gathered weight (f in 8 bits, where the stack gathers them so) and g of a reduced gradient:
+        2 w a gather        out of the buffer that ranks gather into, to each weight: 2 gathers where weights are
+                            dropped between the passes
+        w + g               of the gradients, into the buffer that is scattered
+
+    Both are on the stream that computes. Source: PyTorch 2.5, torch/distributed/_composable/fsdp/_fsdp_collectives.py,
+    foreach_all_gather_copy_out, foreach_reduce (known code, not re-read for this file).
+    """
+    recipe, layout = workload.recipe, workload.layout
+    if not stack.keeping.fsdp2 or layout.zero_stage != 3:
+        return 0.0
+    state = BYTES_PER_PARAMETER[recipe.precision]
+    narrow = stack.gathers_in_format and recipe.product_format.casts
+    weight = factor_element_bytes(recipe.product_format) if narrow else state.weights
+    gathers = 2 if layout.reshard_after_forward else 1
+    copied = gathers * 2 * weight + state.weights + state.gradients
+    return (layout.sharding_ranks > 1) * copied * parameters
+
+
+def _exposed(traffic: float, hiding: float, cost: float) -> float:
+    return larger(traffic - hiding, 0.0) + cost * smaller(traffic, hiding)

@@ -12,12 +12,16 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload
+from reference_runs.layout import Offload
 from reference_runs.run import Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import LEAST_SECONDS, Group, axis_groups, collective_seconds, taken_share
-from suite.predict.analytic.elementwise import chosen, larger, smaller
-from suite.predict.analytic.exposed_messages import tensor_parallel_exposure
+from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.exposed_messages import (
+    exposed_data_parallel_seconds,
+    shard_copies_bytes,
+    tensor_parallel_exposure,
+)
 from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.measured_parts import (
@@ -35,7 +39,7 @@ from suite.predict.analytic.offload import has_time, update_seconds, updated_par
 from suite.predict.analytic.parameters import trained_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import key_value_copies
-from suite.predict.analytic.product_formats import factor_element_bytes, weight_casts
+from suite.predict.analytic.product_formats import weight_casts
 from suite.predict.analytic.ring_attention import exposed_ring_seconds
 from suite.predict.analytic.stage_computation import StageComputation, micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
@@ -96,70 +100,6 @@ class StepTime(NamedTuple):
         return sum(self)
 
 
-def exposed_data_parallel_seconds(
-    layout: Layout,
-    *,
-    reduction_seconds: float,
-    gather_seconds: float,
-    backward_seconds: float,
-    computation_seconds: float,
-    micro_batches: int,
-    overlap_share: float,
-    overlap_cost: float = 0.0,
-    gathers_overlap: bool = False,
-) -> float:
-    """Seconds by which a step's data-parallel traffic makes it longer, at overlap share o.
-
-    stage 0, 1    max(reduction - o i backward, 0) + gathers        backward passes of the last micro-batches
-    stage 2       max(reduction - o m backward, 0) + gathers        every micro-batch reduces
-    stage 3       max(reduction + gathers - o m computation, 0)     every layer gathers and reduces
-
-    Each second that is hidden costs the computation around it `overlap_cost` seconds: collectives occupy
-    multiprocessors and memory. Below stage 3 the gathers bring the new weights after the update, where there is
-    nothing to hide them unless the stack gathers as the next forward passes need them (`gathers_overlap`): then
-    max(gathers - o i forward, 0).
-    `backward_seconds` and `computation_seconds` (forward and backward) are those of one micro-batch.
-    i is 1, or (1 + (v - 1) min(p, m)) / v with v virtual stages on each of p: chunks are passed one after the other by
-    p micro-batches each, so that the first chunk's gradients are complete before the others' last p backward passes.
-    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Rajbhandari et al. 2020, arXiv 1910.02054, section 7; i
-    derived here from the schedule of Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2.
-    """
-    if layout.zero_stage == 3:
-        hidden = overlap_share * micro_batches * computation_seconds
-        return _exposed(reduction_seconds + gather_seconds, hidden, overlap_cost)
-    virtual = layout.virtual_stages
-    passes = (1 + (virtual - 1) * smaller(layout.pipeline_stages, micro_batches)) / virtual
-    hidden = overlap_share * backward_seconds * (micro_batches if layout.zero_stage == 2 else passes)
-    forward = overlap_share * (computation_seconds - backward_seconds) * passes if gathers_overlap else 0.0
-    return _exposed(reduction_seconds, hidden, overlap_cost) + _exposed(gather_seconds, forward, overlap_cost)
-
-
-def shard_copies_bytes(workload: Workload, stack: Stack, *, parameters: float) -> float:
-    """Bytes that FSDP2 copies beside the computation of one micro-batch; 0 of other stacks, and without ZeRO-3.
-
-    With w bytes of a gathered weight (f in 8 bits, where the stack gathers them so) and g of a reduced gradient:
-        2 w a gather        out of the buffer that ranks gather into, to each weight: 2 gathers where weights are
-                            dropped between the passes
-        w + g               of the gradients, into the buffer that is scattered
-
-    Both are on the stream that computes. Source: PyTorch 2.5, torch/distributed/_composable/fsdp/_fsdp_collectives.py,
-    foreach_all_gather_copy_out, foreach_reduce (known code, not re-read for this file).
-    """
-    recipe, layout = workload.recipe, workload.layout
-    if not stack.keeping.fsdp2 or layout.zero_stage != 3:
-        return 0.0
-    state = BYTES_PER_PARAMETER[recipe.precision]
-    narrow = stack.gathers_in_format and recipe.product_format.casts
-    weight = factor_element_bytes(recipe.product_format) if narrow else state.weights
-    gathers = 2 if layout.reshard_after_forward else 1
-    copied = gathers * 2 * weight + state.weights + state.gradients
-    return (layout.sharding_ranks > 1) * copied * parameters
-
-
-def _exposed(traffic: float, hiding: float, cost: float) -> float:
-    return larger(traffic - hiding, 0.0) + cost * smaller(traffic, hiding)
-
-
 def step_time(
     workload: Workload,
     machine: Machine,
@@ -194,6 +134,45 @@ def step_time(
         InputError: the layout keeps weights in the host's memory, whose transfers have no time here; or an optimizer's
             state, and the machine records no link to the host.
     """
+    given = stage_steps(workload, machine, micro_batches=micro_batches, traffic=traffic, parts=parts, links=links)
+    return reduce(_slower, [stage.time for stage in given])
+
+
+class StageStep(NamedTuple):
+    """A pipeline stage's step, and what it is made of.
+
+    Args:
+        pass_seconds: of one micro-batch, computed with its messages inside layers.
+        send_seconds: of one micro-batch's messages to the neighbouring stages, none of it hidden.
+        computation: of one micro-batch.
+        given: seconds of one micro-batch by part, where parts have given seconds.
+        message_seconds: of a step, by axis ("tp": what nothing hides), and "reduction" and "gather" of data
+            parallelism: before computation hides any.
+    """
+
+    time: StepTime
+    pass_seconds: float
+    send_seconds: float
+    computation: StageComputation
+    given: StageParts
+    message_seconds: Mapping[str, float]
+
+
+def stage_steps(
+    workload: Workload,
+    machine: Machine,
+    *,
+    micro_batches: int,
+    traffic: Sequence[RankTraffic],
+    parts: PartSeconds | None = None,
+    links: Mapping[str, Group] | None = None,
+    others: Mapping[int, RankTraffic] | None = None,
+) -> list[StageStep]:
+    """The step of each of `timed_stages`, as `step_time` has it, then of each of the `others`, by its traffic.
+
+    Raises:
+        InputError: as `step_time`.
+    """
     architecture, recipe, layout = workload
     if not has_time(layout, machine):
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
@@ -213,17 +192,18 @@ def step_time(
         None if parts is None else (parts, modelled_parts(workload, machine)),
     )
     timed = timed_stages(architecture, layout)
-    stages = [_stage_time(step, stage, entries) for stage, entries in zip(timed, traffic, strict=True)]
-    times = [stage.time for stage in stages]
-    if layout.schedule not in NO_FLUSH:
-        passes, sends = [stage.pass_seconds for stage in stages], [stage.send_seconds for stage in stages]
-        every = all_stages_seconds(architecture, layout, passes, sends)
-        divided = layout.virtual_stages * waits_of_a_pass(layout)
-        times = [
-            stage.time._replace(bubble_seconds=larger(every - (stage.pass_seconds + stage.send_seconds), 0.0) / divided)
-            for stage in stages
-        ]
-    return reduce(_slower, times)
+    stages = [_stage_step(step, stage, entries) for stage, entries in zip(timed, traffic, strict=True)]
+    passes, sends = [stage.pass_seconds for stage in stages], [stage.send_seconds for stage in stages]
+    stages += [_stage_step(step, stage, entries) for stage, entries in (others or {}).items()]
+    if layout.schedule in NO_FLUSH:
+        return stages
+    every = all_stages_seconds(architecture, layout, passes, sends)
+    divided = layout.virtual_stages * waits_of_a_pass(layout)
+
+    def bubble(stage: StageStep) -> float:
+        return larger(every - (stage.pass_seconds + stage.send_seconds), 0.0) / divided
+
+    return [stage._replace(time=stage.time._replace(bubble_seconds=bubble(stage))) for stage in stages]
 
 
 class _StepOfStages(NamedTuple):
@@ -242,20 +222,14 @@ class _StepOfStages(NamedTuple):
     parts: tuple[PartSeconds, PartSeconds] | None
 
 
-class _StageTime(NamedTuple):
-    """A stage's step without its bubble, and the seconds of one micro-batch: computed, and sent."""
-
-    time: StepTime
-    pass_seconds: float
-    send_seconds: float
-
-
-def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _StageTime:
+def _stage_step(step: _StepOfStages, stage: int, entries: RankTraffic) -> StageStep:
+    """A stage's step without its bubble."""
     workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
     layout, stack, bandwidth = workload.layout, machine.stack, machine.achievable_memory_bytes_per_second
     rank = trained_parameters(workload, stage=stage)
     computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
-    seconds = _exposed_inside(step, stage, computation, _messages_seconds(step, stage, entries))
+    messages = _messages_seconds(step, stage, entries)
+    seconds = _exposed_inside(step, stage, computation, messages)
     inside = seconds["tp"] + seconds["cp"] + seconds["ep"]
     overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
     sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
@@ -308,7 +282,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             cast_seconds=weight_passes * computation.weight_casts,
             optimizer_seconds=step.parts[0].update * updated,
         )
-    return _StageTime(time, one + added, sent / micro_batches)
+    return StageStep(time, one + added, sent / micro_batches, computation, given, messages)
 
 
 def _with_parts(time: StepTime, given: StageParts, micro_batches: int) -> StepTime:

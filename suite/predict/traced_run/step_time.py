@@ -11,9 +11,9 @@ from suite.job.events import CountedCollective
 from suite.job.operators import OperatorKind, TracedOperator, TracePhase
 from suite.job.trace_job import Sharding, TraceJob
 from suite.predict.analytic.collective_time import collective_seconds, group
+from suite.predict.analytic.exposed_messages import exposed_data_parallel_seconds
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.stage_computation import COLLECTIVE_LAUNCHES, HOST_SHARPNESS
-from suite.predict.analytic.step_time import exposed_data_parallel_seconds
 from suite.predict.traced_run.operator_time import OperatorRates, operator_seconds
 
 GATHER = "all_gather"

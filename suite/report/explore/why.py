@@ -13,6 +13,7 @@ from reference_runs.layout import Layout
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.collective_time import all_reduce_seconds, group, ring_pass_seconds, tree_depth
+from suite.predict.analytic.exposed_messages import exposed_data_parallel_seconds
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.gemm import arithmetic_intensity, gemm_seconds
@@ -23,7 +24,7 @@ from suite.predict.analytic.memory import state_bytes
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction, micro_batches_in_flight, waits_of_a_pass
 from suite.predict.analytic.stage_memory import buffer_bytes, stage_memory
-from suite.predict.analytic.step_time import StepTime, exposed_data_parallel_seconds, step_time
+from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.traffic import pipeline_traffic, step_traffic, tensor_parallel_traffic, zero_traffic
 from suite.predict.analytic.training_cost import (
     accelerator_cost,

@@ -16,6 +16,7 @@ from reference_runs.run import Architecture, FlopConvention, Recipe, Workload
 from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group, taken_share
+from suite.predict.analytic.exposed_messages import exposed_data_parallel_seconds
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, recomputed_flop
 from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.layer_products import layer_products
@@ -24,7 +25,7 @@ from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.step_time import StepTime, exposed_data_parallel_seconds, step_time
+from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import flop_per_second, tokens_per_second, utilization
 from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines

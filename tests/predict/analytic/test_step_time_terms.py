@@ -15,6 +15,7 @@ from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Workload
 from reference_runs.stack import Accumulation, ContextParallel, stack
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group
+from suite.predict.analytic.exposed_messages import shard_copies_bytes
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.layer_time import layer_time
 from suite.predict.analytic.machine import PLAIN, Machine
@@ -23,7 +24,7 @@ from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 from suite.predict.analytic.product_formats import layer_casts
 from suite.predict.analytic.stage_computation import stage_kernels
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.step_time import StepTime, shard_copies_bytes
+from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.examples import examples
 from tests.support.machines import A100, Case, cases, flat_efficiency, machines

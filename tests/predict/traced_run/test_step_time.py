@@ -13,9 +13,9 @@ from suite.job.events import CountedCollective
 from suite.job.operators import OperatorKind, TracedOperator, TracePhase
 from suite.job.trace_job import ModelSource, Sharding, TraceJob
 from suite.predict.analytic.collective_time import collective_seconds, group
+from suite.predict.analytic.exposed_messages import exposed_data_parallel_seconds
 from suite.predict.analytic.gemm import ProductTables, gemm_seconds
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.step_time import exposed_data_parallel_seconds
 from suite.predict.machine_model.from_profile import profiled_operators
 from suite.predict.machine_model.model import run_machine
 from suite.predict.traced_run.operator_time import OperatorRates, operator_seconds
