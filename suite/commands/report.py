@@ -17,7 +17,7 @@ from suite.paths import RESULTS, whole_file
 from suite.records.index import launches
 from suite.records.summary import LaunchSummary
 from suite.report.markdown.step_times import accuracy, step_tables, step_times
-from suite.report.markdown.utilisation import utilisation_table
+from suite.report.markdown.utilisation import format_table, utilisation_table
 from suite.report.terminal.tables import console
 
 if TYPE_CHECKING:
@@ -47,7 +47,15 @@ SIMULATED_HEAD = """**These launches ran on simulated GPUs: no time below was me
 
 GPUS = """## Model-flop utilisation on one GPU
 
-Against the dense bf16 peak of the data sheet (989 Tflop/s of an H100 or H200), of 6 N + 12 L H Q T flop a token.
+Against the dense bf16 peak of the data sheet (989 Tflop/s of an H100 or H200), of 6 N + 12 L H Q T flop a token. A row
+is the median of launches with the same batch (samples a step), kernels, optimizations and versions of torch and triton.
+"""
+
+FORMATS = """## One GPU with FP8 or narrower GEMMs
+
+The same flop, in layers whose GEMMs have a format of their own: counted apart, and no MFU. "bf16-equivalent": over the
+dense bf16 peak, which such GEMMs may exceed. "Of the format's peak": over the dense peak of that format (1,979 Tflop/s
+of an H100 or H200 in FP8), though attention and the head compute in 16 bits.
 """
 
 
@@ -87,6 +95,8 @@ def report_command(
         if facts:
             head = f"{HEAD}\n{SIMULATED_HEAD}" if known[0].simulated else HEAD
             text = f"{head}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(known)}"
+            if in_formats := format_table(known):
+                text += f"\n{FORMATS}\n{in_formats}"
             written(directory, FILE, text)
         else:
             messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)

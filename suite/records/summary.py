@@ -13,9 +13,9 @@ from reference_runs.accelerator import SIMULATED
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from reference_runs.regular_file import file_bytes
-from reference_runs.run import Recipe
+from reference_runs.run import ProductFormat, Recipe
 from suite.job.events import Step
-from suite.job.options import TrainingOptions
+from suite.job.options import KernelChoice, TrainingOptions
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, last_loss
 from suite.records.record import (
@@ -73,6 +73,7 @@ class LaunchSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         first_loss, last_loss: of rank 0's first step, and the mean of its last 3; None without steps.
         others_share, steal_share, profile: as of `suite.records.record.End`.
         rung: of the ladder, as of `suite.job.options.TrainingOptions`; empty of others.
+        product_format: of the layers' GEMMs, as of `reference_runs.run.ProductFormat`.
     """
 
     id: str
@@ -106,6 +107,17 @@ class LaunchSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     others_share: float | None = None
     steal_share: float | None = None
     rung: str = ""
+    product_format: str = ProductFormat.NONE.value
+
+    @property
+    def kernels(self) -> str:
+        """Kernels of everything but GEMMs."""
+        return self.policy.get("kernels", KernelChoice.TORCH.value)
+
+    @property
+    def optimizations(self) -> tuple[str, ...]:
+        """Faster ways in which its steps were executed, as of `suite.job.options.Optimization`."""
+        return _optimizations(self.policy.get("script", "{}"))
 
     @property
     def simulated(self) -> bool:
@@ -118,7 +130,7 @@ _OF_BEGIN = shared_fields(LaunchSummary, Begin)
 _OF_JOB = shared_fields(LaunchSummary, Job, "layout")
 _OF_END = shared_fields(LaunchSummary, End, "id", "status", "ranks", "predicted")
 
-_recipe = partial(Recipe, "global_batch", precision=str)
+_recipe = partial(Recipe, "global_batch", precision=str, product_format=str)
 _job = partial(
     Job,
     *_OF_JOB,
@@ -144,6 +156,11 @@ _MAJOR = SCHEMA.split(".")[0] + "."
 @cache
 def _facts(data: bytes) -> dict[str, str]:
     return _FACT.decode(data)
+
+
+@cache
+def _optimizations(script: str) -> tuple[str, ...]:
+    return tuple(msgspec.json.decode(script, type=dict[str, Any]).get("optimizations", ()))
 
 
 @cache
@@ -211,6 +228,7 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
         ranks=ranks if job.slice is None else len(job.slice.get("group", ())) or 1,
         layout=layout,
         precision=job.recipe.precision,
+        product_format=job.recipe.product_format,
         global_batch=job.recipe.global_batch,
         predicted=_values(end.predicted) if end else _NOTHING,
         measured=_values(end.figures) if end else _NOTHING,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from reference_runs.run import ProductFormat
 from suite.job.events import Status
 from suite.job.options import Averaging, KernelChoice
 from suite.metrics.difference_words import Direction, difference_in_words
@@ -43,12 +44,14 @@ def setup_key(launch: LaunchSummary) -> SetupKey:
 
 
 def execution(launch: LaunchSummary) -> str:
-    """The way of execution in words: eager or compiled, kernels and averaging other than PyTorch's, a rung."""
-    kernels = launch.policy.get("kernels", KernelChoice.TORCH.value)
+    """The way of execution in words: compiled or not, kernels, GEMMs and averaging if not the usual ones, a rung."""
     averaging = launch.policy.get("averaging", Averaging.EXACT.value)
     words = ["compiled" if launch.compiled else "eager"]
-    if kernels != KernelChoice.TORCH.value:
-        words.append(f"{kernels} kernels")
+    if launch.kernels != KernelChoice.TORCH.value:
+        words.append(f"{launch.kernels} kernels")
+    if launch.product_format != ProductFormat.NONE.value:
+        words.append(f"{launch.product_format} GEMMs")
+    words += launch.optimizations
     if averaging != Averaging.EXACT.value:
         words.append(averaging)
     if "synchronisation" in launch.policy:

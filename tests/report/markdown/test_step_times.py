@@ -18,7 +18,7 @@ from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.records.index import launches
 from suite.records.summary import LaunchSummary, Values
 from suite.report.markdown.step_times import median_launches, step_tables, step_times
-from suite.report.markdown.utilisation import ASKED, utilisation_table
+from suite.report.markdown.utilisation import ASKED, format_table, utilisation_table
 from suite.reproduce.plan import plan
 from suite.reproduce.request import Request
 from suite.reproduce.step_time import Residuals, residuals
@@ -160,7 +160,8 @@ def on_gpu(results: Path, run: str, rate: float, **changes: Any) -> LaunchSummar
     (own,) = launches(results)[0]
     measured = Values({(Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None): 0}, (rate,))
     hardware = own.hardware | {"gpus": "NVIDIA H200"}
-    usual = {"run": run, "hardware": hardware, "device": "cuda", "ranks": 1, "measured": measured}
+    usual = {"run": run, "hardware": hardware, "device": "cuda", "ranks": 1, "measured": measured, "compiled": True}
+    usual |= {"global_batch": {"gpt2-124m": 512, "gpt2-124m-ladder": 512, "gpt2-1558m": 1024}.get(run, 64)}
     return msgspec.structs.replace(own, **usual | changes)
 
 
@@ -174,11 +175,71 @@ def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) 
     assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
 
 
+def test_launches_of_other_kernels_optimizations_or_versions_share_no_row(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+
+    def launch(share: float, **changes: Any) -> LaunchSummary:
+        given = on_gpu(tmp_path, "gpt2-124m", share * 989.4e12)
+        policy = given.policy | changes.pop("policy", {})
+        software = given.software | {"torch": "2.13.0", "triton": "3.7.1"} | changes.pop("software", {})
+        return msgspec.structs.replace(given, policy=policy, software=software, **changes)
+
+    script = '{"pinned":true,"optimizations":["epilogues","one-pass-update"]}'
+    known = [
+        launch(0.40),
+        launch(0.42),
+        launch(0.30, compiled=False),
+        launch(0.44, policy={"kernels": "triton"}),
+        launch(0.46, policy={"script": script}),
+        launch(0.38, software={"torch": "2.11.0", "triton": "3.6.0"}),
+    ]
+    shown = [line.split(" | ")[3:8] for line in utilisation_table(known).splitlines() if "gpt2-124m" in line]
+    assert sorted(shown) == [
+        ["torch", "epilogues, one-pass-update", "torch 2.13.0, triton 3.7.1", "1", "46.0%"],
+        ["torch", "none", "torch 2.11.0, triton 3.6.0", "1", "38.0%"],
+        ["torch", "none", "torch 2.13.0, triton 3.7.1", "2", "41.0%"],
+        ["torch, eager", "none", "torch 2.13.0, triton 3.7.1", "1", "30.0%"],
+        ["triton", "none", "torch 2.13.0, triton 3.7.1", "1", "44.0%"],
+    ]
+    assert "--kernels triton --optimizations none`" in utilisation_table(known)
+    assert "--optimizations epilogues,one-pass-update`" in utilisation_table(known)
+
+
+def test_another_batch_is_a_row_of_its_own_of_which_nothing_is_asked(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    rates = {("gpt2-1558m", 64): 0.48, ("gpt2-1558m-b64", 64): 0.46, ("gpt2-1558m", 1024): 0.52}
+    known = [
+        on_gpu(tmp_path, run, share * 989.4e12, global_batch=batch) for (run, batch), share in sorted(rates.items())
+    ]
+    shown = [line for line in utilisation_table(known).splitlines() if "gpt2-1558m" in line]
+    assert [line.split(" | ")[1] for line in shown] == ["64", "1024"]
+    assert "| 2 | 47.0% | - |" in shown[0]
+    assert "--global-batch 64 " in shown[0]
+    assert "| 1 | 52.0% | 58% |" in shown[1]
+    assert "--global-batch" not in shown[1]
+    (_, missing) = [line for line in utilisation_table(known[:1]).splitlines() if "gpt2-1558m" in line]
+    assert missing.startswith("| gpt2-1558m | 1024 | - |")
+    assert "| unmeasured | 58% |" in missing
+
+
+def test_launches_with_8_bit_gemms_have_a_table_of_their_own_and_no_mfu(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    in_8_bits = on_gpu(tmp_path, "gpt2-1558m", 0.6 * 989.4e12, product_format="fp8-current", global_batch=64)
+    assert utilisation_table([in_8_bits]) == utilisation_table([])
+    assert format_table([on_gpu(tmp_path, "gpt2-1558m", 0.5 * 989.4e12)]) == ""
+    (title, _, line) = format_table([in_8_bits]).splitlines()
+    assert "| bf16-equivalent | of the format's peak |" in title
+    assert "| fp8-current | 1 | 60.0% | 30.0% | 1970-01-01 |" in line
+    assert line.endswith("--global-batch 64 --products fp8-current --optimizations none` |")
+
+
 def test_what_is_asked_of_a_gpu_can_be_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suite.reproduce.plan.resolved_device", lambda _: ("cuda", 1))
     for asked in ASKED:
-        assert asked.how == f"`reproduce {asked.run} --device cuda --ranks 1`"
-        assert plan(Request(name=asked.run, device="cuda", ranks=1, results=tmp_path)).name == asked.run
+        assert asked.command == f"reproduce {asked.run} --device cuda --ranks 1"
+        planned = plan(Request(name=asked.run, device="cuda", ranks=1, results=tmp_path))
+        assert planned.name == asked.run
+        assert planned.recipe.global_batch == (asked.batch or planned.recipe.global_batch)
 
 
 def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_path: Path) -> None:
