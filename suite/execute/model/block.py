@@ -13,6 +13,8 @@ from suite.execute.model.experts import Experts
 from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.torch_operations import NormModule, Operations
 
+Hidden = Tensor | tuple[Tensor, Tensor]  # [B, T, D]; or the residual stream and the last branch, not yet added
+
 
 def norm(architecture: Architecture) -> NormModule:
     """The norm over hidden: an RMSNorm or a LayerNorm, with the architecture's choice of gain and bias."""
@@ -62,12 +64,17 @@ class PreNormBlock(nn.Module):
     """Attention and feed-forward part with norms in front, on a residual stream, one after the other or in parallel.
 
     In parallel they may share a norm (GPT-J, Falcon-7B).
+
+    Attributes:
+        leaves_sum: whether it returns the residual stream and its last branch apart, to be added where the next norm
+            reads both. A block whose parts follow each other takes them so.
     """
 
     def __init__(
         self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
     ) -> None:
         super().__init__()
+        self.leaves_sum = False
         self.dropout = recipe.hidden_dropout
         self.parallel = architecture.residual is Residual.PARALLEL
         self.operations = operations
@@ -76,7 +83,10 @@ class PreNormBlock(nn.Module):
         self.feed_forward_norm = None if architecture.shared_norm else norm(architecture)
         self.feed_forward = feed_forward(architecture, operations)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
+    def forward(self, x_BTD: Hidden, mask: Tensor, position: Tensor | None) -> Hidden:
+        if isinstance(x_BTD, tuple):
+            x_BTD, normal = self.operations.added_and_normalised(self.attention_norm, *x_BTD)
+            return self._one_after_the_other(x_BTD, normal, mask, position)
         if self.feed_forward_norm is None:
             to_feed = self.operations.normalised(self.attention_norm, x_BTD)
             attended = self.attention(to_feed, mask, position)
@@ -86,10 +96,16 @@ class PreNormBlock(nn.Module):
             attended = dropout(self.attention(normal, mask, position), self.dropout, self.training)
             middle, to_feed = x_BTD + attended, other()
         else:
-            attended = self.attention(self.operations.normalised(self.attention_norm, x_BTD), mask, position)
-            attended = dropout(attended, self.dropout, self.training)
-            middle, to_feed = self.operations.added_and_normalised(self.feed_forward_norm, x_BTD, attended)
+            normal = self.operations.normalised(self.attention_norm, x_BTD)
+            return self._one_after_the_other(x_BTD, normal, mask, position)
         return middle + dropout(self.feed_forward(to_feed), self.dropout, self.training)
+
+    def _one_after_the_other(self, x_BTD: Tensor, normal_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Hidden:
+        assert self.feed_forward_norm is not None
+        attended = dropout(self.attention(normal_BTD, mask, position), self.dropout, self.training)
+        middle, to_feed = self.operations.added_and_normalised(self.feed_forward_norm, x_BTD, attended)
+        fed = dropout(self.feed_forward(to_feed), self.dropout, self.training)
+        return (middle, fed) if self.leaves_sum else middle + fed
 
 
 class DeepNormBlock(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from reference_runs.layout import Recomputation
 from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
 from suite.execute.model.attention import Attention, Context
-from suite.execute.model.block import BLOCKS, norm
+from suite.execute.model.block import BLOCKS, Hidden, PreNormBlock, norm
 from suite.execute.model.experts import Experts
 from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.position import DealtPositions, dealt_positions, rotation
@@ -43,6 +43,7 @@ class Decoder(nn.Module):
         fused_attention: whether attention is one kernel that stores no scores: causal, without ALiBi.
         layers: numbers of the layers; None: all of them.
         first, last: whether embedding, and final norm with head, belong to it.
+        across_blocks: whether the sum at the end of a block is computed with the norm that follows it.
 
     Attributes:
         heads: those whose scores are computed here.
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
         layers: range | None = None,
         first: bool = True,
         last: bool = True,
+        across_blocks: bool = False,
     ) -> None:
         super().__init__()
         self.architecture = architecture
@@ -87,6 +89,10 @@ class Decoder(nn.Module):
         for n in numbers:
             is_top, shape = n == top, architecture.of_dense_layers if n < architecture.dense_layers else architecture
             self.blocks[str(n)] = block(shape, recipe, self.operations, fused=fused_attention, top_query=is_top)
+        if across_blocks:
+            for layer in self.blocks.values():
+                assert isinstance(layer, PreNormBlock)
+                layer.leaves_sum = True
         if recipe.product_format.casts:
             scale_products(self.blocks)
         self.final_norm = norm(architecture) if last else None
@@ -140,7 +146,7 @@ class Decoder(nn.Module):
             x = self.embedded(x, dealt)
         given = {"positions_BT": positions_BT, "seen_B2S": seen_B2S, "documents_BT": documents_BT}
         shared = self.shared(length, dealt, x.device, **given)
-        return self.headed(self.through_layers(x, shared), targets_BT)
+        return self.headed(self._through_all(x, shared), targets_BT)
 
     def whole_length(self, x: Tensor) -> int:
         """Positions of a whole sequence, of which `x`, tokens or hidden states, may be this rank's part."""
@@ -185,7 +191,11 @@ class Decoder(nn.Module):
 
     def through_layers(self, x_BTD: Tensor, shared: SharedInputs) -> Tensor:
         """All layers that are here, one after the other."""
-        layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]] = list(self.blocks.values())
+        out = self._through_all(x_BTD, shared)
+        return out[0] + out[1] if isinstance(out, tuple) else out
+
+    def _through_all(self, x_BTD: Hidden, shared: SharedInputs) -> Hidden:
+        layers: list[Callable[[Any, Tensor, Tensor | None], Hidden]] = list(self.blocks.values())
         if self.query_position is not None:
             layers[-1] = self._top_query_layer
         for first in range(0, len(layers), self.group or 1):
@@ -196,11 +206,13 @@ class Decoder(nn.Module):
                 x_BTD = _through(group, x_BTD, *shared)
         return x_BTD
 
-    def headed(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
+    def headed(self, x_BTD: Hidden, targets_BT: Tensor | None) -> Tensor:
         """Final norm, and logits or loss; the hidden states themselves where the head is not here."""
         if self.final_norm is None or self.head is None:
-            return x_BTD
-        if self.query_position is None:
+            return x_BTD[0] + x_BTD[1] if isinstance(x_BTD, tuple) else x_BTD
+        if isinstance(x_BTD, tuple):
+            _, x_BTD = self.operations.added_and_normalised(self.final_norm, *x_BTD)
+        elif self.query_position is None:
             x_BTD = self.operations.normalised(self.final_norm, x_BTD)
         if targets_BT is None:
             return cast(Tensor, self.head(x_BTD))
@@ -237,8 +249,8 @@ class Decoder(nn.Module):
 
 
 def _through(
-    layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]], x_BTD: Tensor, mask: Tensor, turn: Tensor | None
-) -> Tensor:
+    layers: list[Callable[[Any, Tensor, Tensor | None], Hidden]], x_BTD: Hidden, mask: Tensor, turn: Tensor | None
+) -> Hidden:
     for layer in layers:
         x_BTD = layer(x_BTD, mask, turn)
     return x_BTD

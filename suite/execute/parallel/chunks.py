@@ -15,7 +15,7 @@ from suite.execute.parallel import tensor_parallel
 from suite.execute.parallel.expert_parallel import RowCounter, share_experts
 from suite.execute.parallel.mesh import EXPERT, TENSOR, pipeline_stage
 from suite.execute.precision import DTYPES
-from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
+from suite.job.options import DEFAULT_OPTIONS, KernelChoice, Optimization, TrainingOptions
 from suite.job.training_job import Job
 
 
@@ -46,6 +46,7 @@ def split_chunks(
                 layers=layers[number],
                 first=number == 0,
                 last=number == len(layers) - 1,
+                across_blocks=Optimization.ACROSS_BLOCKS in job.training_options.optimizations,
             )
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
         if job.slice is None:

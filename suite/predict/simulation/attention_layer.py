@@ -1,4 +1,4 @@
-"""Attention of a layer: scores, weights and context, and latent attention's queries, keys and values.
+"""Attention of a layer: its parts between the matrices, and latent attention's queries, keys and values.
 
 Written like Context in suite/execute/model/attention.py, and like suite/execute/model/latent_attention.py.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from functools import partial
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Architecture, Workload
-from suite.predict.simulation.autograd_tape import Value
-from suite.predict.simulation.decoder_parameters import ChunkSizes, LatentParameters
+from reference_runs.run import Architecture, QueryKeyNorm, Workload
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
+from suite.predict.simulation.decoder_parameters import Affine, ChunkSizes, LatentParameters
 from suite.predict.simulation.operators import Operators
 
 
 class AttentionContext:
-    """Values weighted by the softmax of the scores."""
+    """Values weighted by the softmax of the scores, and what makes queries and keys ready for that."""
 
     def __init__(self, operators: Operators, workload: Workload, sizes: ChunkSizes) -> None:
         self.operators, self.sizes = operators, sizes
@@ -33,6 +33,44 @@ class AttentionContext:
         # a fused attention's output lies as its queries do: as the projection wants it, unless they were copied
         contiguous = self.sizes.heads == 1 or (fused and not copied and not rotates)
         return context if contiguous else self.operators.copied(context, elements=self.sizes.context)
+
+    def queries(self, table: ParameterLeaf | None, projection: Affine) -> Value:
+        """The queries of a top-query layer: its table, copied for each of several samples, and projected."""
+        operators, sizes = self.operators, self.sizes
+        assert table is not None
+        read = operators.positions(table, rows=sizes.length, read=sizes.length, hidden=sizes.hidden)
+        if sizes.samples > 1:
+            read = operators.copied(read, elements=sizes.states)
+        read = operators.summed_back(read, elements=sizes.states)
+        q = operators.linear(read, *projection, tokens=sizes.tokens, columns=sizes.hidden, rows=sizes.inner)
+        return operators.parts(q, parts=1, elements=sizes.queries)[0]
+
+    def gathered(self, x: Value, *, elements: int, copies: bool) -> Value:
+        """Keys or values of all context-parallel ranks; those of several heads are joined head by head."""
+        joins, ranks = self.sizes.samples * self.sizes.kv_heads > 1, self.layout.context_parallel
+        return self.operators.of_all_positions(x, elements=elements, ranks=ranks, copies=copies, joins=joins)
+
+    def rotated(self, q: Value, k: Value, turn: Value, *, turns: int) -> tuple[Value, Value]:
+        """Queries and keys at their positions."""
+        sizes, size = self.sizes, self.architecture.rotary_dim
+        assert size is not None
+        elements = sizes.queries, sizes.keys
+        turned = sizes.tokens * sizes.heads * size, sizes.tokens * sizes.kv_heads * size
+        return self.operators.rotated_pair(q, k, turn, elements=elements, turned=turned, turns=turns)
+
+    @property
+    def norms_projections(self) -> bool:
+        """Whether queries, and keys, have one norm over all heads."""
+        return self.architecture.query_key_norm is QueryKeyNorm.PROJECTION
+
+    def normed(self, x: Value, gain: ParameterLeaf, *, heads: int) -> Value:
+        """Queries or keys, normed over each head, or over all of them together, which copies those of several."""
+        tokens, head_dim = self.sizes.tokens, self.sizes.head_dim
+        if not self.norms_projections:
+            return self.operators.norm_of_heads(x, gain, tokens=tokens, heads=heads, head_dim=head_dim)
+        if self.sizes.kv_heads > 1:
+            x = self.operators.copied(x, elements=tokens * heads * head_dim)
+        return self.operators.rms_norm(x, gain, tokens=tokens, hidden=heads * head_dim)
 
     def _fused(self, q: Value, k: Value, v: Value, bias: Value, *, copies: bool) -> Value:
         operators, sizes, size = self.operators, self.sizes, self.architecture.fused_head_dim

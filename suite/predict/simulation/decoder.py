@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Activation, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
-from suite.job.options import StepOptions
+from reference_runs.run import Activation, Mask, Norm, Position, Residual, Workload
+from suite.job.options import Optimization, StepOptions
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.attention_layer import AttentionContext, LatentLayer
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
@@ -29,6 +30,7 @@ from suite.predict.simulation.shared_inputs import INT64, AttentionInputs, Batch
 from suite.predict.simulation.triton_operators import TritonOperators
 
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
+Hidden = Value | tuple[Value, Value]  # hidden states; or the residual stream and the last branch, not yet added
 GATED = {Activation.GEGLU: "geglu", Activation.GEGLU_TANH: "geglu_tanh", Activation.SWIGLU: "swiglu"}
 
 
@@ -58,6 +60,7 @@ class Chunk:
         self.tape = tape
         self.architecture, self.recipe, self.layout = workload
         self.training_options, self.compiled = options.training_options, options.compiled
+        self.leaves_sums = Optimization.ACROSS_BLOCKS in options.training_options.optimizations
         self.cuda = options.kernels.cuda
         self.parameters = parameters
         self.sharding = sharding
@@ -86,7 +89,7 @@ class Chunk:
         given = [x]
         del x
         bias, turn = self.shared(batch)
-        return self.headed(self.through_layers(given.pop(), bias, turn), batch)
+        return self.headed(self._through_all(given.pop(), bias, turn), batch)
 
     def shared(self, batch: BatchBlocks) -> tuple[Value, Value | None]:
         """Mask and rotation, for the layers."""
@@ -94,20 +97,30 @@ class Chunk:
 
     def through_layers(self, x: Value, bias: Value, turn: Value | None) -> Value:
         """All layers that are here, one after the other."""
+        return self._sum(self._through_all(x, bias, turn))
+
+    def _through_all(self, x: Hidden, bias: Value, turn: Value | None) -> Hidden:
         group = self.layout.checkpoint_layers if self.layout.recomputation is Recomputation.FULL else 0
         for start in range(0, len(self.parameters.layers), group or 1):
             layers = self.parameters.layers[start : start + (group or 1)]
             if group:
+                assert isinstance(x, Value)
                 x = self.tape.checkpoint(self._through(layers), [x, bias, *([turn] if turn else [])])
             else:
                 x = self._through(layers)(x, bias, turn)
         return x
 
-    def headed(self, x: Value, batch: BatchBlocks) -> Value:
+    def _sum(self, x: Hidden) -> Value:
+        return x if isinstance(x, Value) else self.operators.sum(*x, elements=self.sizes.local_states)
+
+    def headed(self, x: Hidden, batch: BatchBlocks) -> Value:
         """The loss; the hidden states themselves where the head is not here."""
         if self.parameters.final_norm is None or self.parameters.head is None:
-            return x
-        given = [x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)]
+            return self._sum(x)
+        if isinstance(x, Value):
+            given = [x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)]
+        else:
+            given = [self._added_and_normalised(*x, self.parameters.final_norm)[1]]
         del x
         loss = self._loss(given.pop(), self.parameters.head, batch)
         return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
@@ -129,6 +142,10 @@ class Chunk:
 
     def _norm(self, x: Value, norm: NormVectors) -> Value:
         return self.operators.norm(x, *norm, tokens=self.sizes.local_tokens, hidden=self.sizes.hidden)
+
+    def _added_and_normalised(self, x: Value, branch: Value, norm: NormVectors) -> tuple[Value, Value]:
+        tokens, hidden = self.sizes.local_tokens, self.sizes.hidden
+        return self.operators.added_and_normalised(x, branch, *norm, tokens=tokens, hidden=hidden)
 
     def _by_columns(self, x: Value, matrix: Affine, *, rows: int, of_layer: bool = True) -> Value:
         """The rank's part of the output of a matrix whose columns are split."""
@@ -192,21 +209,22 @@ class Chunk:
         has_slopes = self.architecture.position is Position.ALIBI
         return Value(self.tape.block(FP32 * self.sizes.heads if has_slopes else 0))
 
-    def _through(self, layers: list[LayerParameters]) -> Callable[..., Value]:
-        def through(x: Value, bias: Value, turn: Value | None = None) -> Value:
+    def _through(self, layers: list[LayerParameters]) -> Callable[..., Any]:
+        def through(x: Hidden, bias: Value, turn: Value | None = None) -> Hidden:
             for layer in layers:
                 if self.sharding is None or layer.unit is None:
                     x = self._region(layer, x, bias, turn)
                 else:
+                    assert isinstance(x, Value)
                     entered = self.sharding.entered(layer.unit, x)
                     assert entered is not None
-                    x = self.sharding.left(layer.unit, self._region(layer, entered, bias, turn))
+                    x = self.sharding.left(layer.unit, self._sum(self._region(layer, entered, bias, turn)))
                     del entered
             return x
 
         return through
 
-    def _region(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
+    def _region(self, layer: LayerParameters, x: Hidden, bias: Value, turn: Value | None) -> Hidden:
         """A block, compiled as one region where blocks are compiled."""
         self.tape.count("module", times=len(BLOCK.modules))
         if not self.compiled:
@@ -215,16 +233,20 @@ class Chunk:
         self.tape.compiled = True
         x = self._block(layer, x, bias, turn)
         self.tape.compiled = False
-        node = self.tape.record([x], [], self._left_region)
-        return Value(x.block, node)
+        outputs = [x] if isinstance(x, Value) else [*x]
+        node = self.tape.record(outputs, [], self._left_region, outputs=len(outputs))
+        left = [Value(value.block, node, output) for output, value in enumerate(outputs)]
+        return left[0] if isinstance(x, Value) else (left[0], left[1])
 
     def _left_region(self, _kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
         self.tape.count("region", variant="backward")
         return list(gradients)
 
-    def _block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
+    def _block(self, layer: LayerParameters, x: Hidden, bias: Value, turn: Value | None) -> Hidden:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
         tokens, hidden = self.sizes.local_tokens, self.sizes.hidden
+        if not isinstance(x, Value):
+            return self._one_after_the_other(layer, *self._added_and_normalised(*x, layer.attention_norm), bias, turn)
         if self.architecture.norm is Norm.DEEP_NORM:
             return self._deep_norm_block(layer, x, bias, turn)
         if self.architecture.norm is Norm.OUTPUT_RMS_NORM:
@@ -244,13 +266,19 @@ class Chunk:
             middle, to_feed = operators.sum(x, attended, elements=states), other()
             del other
         else:
-            attended = self._attention(layer, self._norm(x, layer.attention_norm), bias, turn)
-            attended = operators.dropout(attended, dropout, elements=states)
-            middle, to_feed = operators.added_and_normalised(
-                x, attended, *layer.feed_forward_norm, tokens=tokens, hidden=hidden
-            )
+            return self._one_after_the_other(layer, x, self._norm(x, layer.attention_norm), bias, turn)
         fed = operators.dropout(self._feed_forward(layer, to_feed), dropout, elements=states)
         return operators.sum(middle, fed, elements=states)
+
+    def _one_after_the_other(
+        self, layer: LayerParameters, x: Value, normal: Value, bias: Value, turn: Value | None
+    ) -> Hidden:
+        operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
+        assert layer.feed_forward_norm is not None
+        attended = operators.dropout(self._attention(layer, normal, bias, turn), dropout, elements=states)
+        middle, to_feed = self._added_and_normalised(x, attended, layer.feed_forward_norm)
+        fed = operators.dropout(self._feed_forward(layer, to_feed), dropout, elements=states)
+        return (middle, fed) if self.leaves_sums else operators.sum(middle, fed, elements=states)
 
     def _deep_norm_block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
@@ -270,19 +298,6 @@ class Chunk:
         fed = self._norm(self._feed_forward(layer, middle), layer.feed_forward_norm)
         return operators.sum(middle, operators.dropout(fed, dropout, elements=states), elements=states)
 
-    def _queries(self, projection: Affine) -> Value:
-        """The queries of a top-query layer: its table, copied for each of several samples, and projected."""
-        operators, sizes = self.operators, self.sizes
-        assert self.parameters.query_position is not None
-        read = operators.positions(
-            self.parameters.query_position, rows=sizes.length, read=sizes.length, hidden=sizes.hidden
-        )
-        if sizes.samples > 1:
-            read = operators.copied(read, elements=sizes.states)
-        read = operators.summed_back(read, elements=sizes.states)
-        q = operators.linear(read, *projection, tokens=sizes.tokens, columns=sizes.hidden, rows=sizes.inner)
-        return operators.parts(q, parts=1, elements=sizes.queries)[0]
-
     def _attention(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, sizes = self.operators, self.sizes
         if isinstance(layer.query_key_value, LatentParameters):
@@ -290,11 +305,11 @@ class Chunk:
             latent = LatentLayer(operators, self.architecture, sizes, turns=self.inputs.turns)
             q, k, v = latent.parts(x, layer.query_key_value, turn)
             if self.layout.context_parallel > 1:
-                k = self._gathered(k, elements=sizes.keys, copies=False)
-                v = self._gathered(v, elements=sizes.values, copies=True)
+                k = self.context.gathered(k, elements=sizes.keys, copies=False)
+                v = self.context.gathered(v, elements=sizes.values, copies=True)
             context = self.context.of(q, k, v, bias, grouped=False)
             return self._by_rows(context, layer.projection, columns=sizes.context_width)
-        apart = [] if layer.query is None else [self._queries(layer.query)]
+        apart = [] if layer.query is None else [self.context.queries(self.parameters.query_position, layer.query)]
         parts = 3 - len(apart)
         fused = self._by_columns(x, layer.query_key_value, rows=(parts - 2) * sizes.inner + 2 * sizes.keys_inner)
         grouped = sizes.grouped and not apart
@@ -305,46 +320,16 @@ class Chunk:
         q, k, v = [*apart, *split]
         del fused, apart, split
         if layer.query_norm is not None and layer.key_norm is not None:
-            q = self._normed(q, layer.query_norm, heads=sizes.heads)
-            k = self._normed(k, layer.key_norm, heads=sizes.kv_heads)
+            q = self.context.normed(q, layer.query_norm, heads=sizes.heads)
+            k = self.context.normed(k, layer.key_norm, heads=sizes.kv_heads)
         if turn is not None:
-            q, k = self._rotated(q, k, turn)
+            q, k = self.context.rotated(q, k, turn, turns=self.inputs.turns)
         if self.layout.context_parallel > 1:
-            k = self._gathered(k, elements=sizes.keys, copies=turn is None)
-            v = self._gathered(v, elements=sizes.keys, copies=True)
-        apart_by_group = grouped and sizes.kv_heads > 1 and not self._norms_projections
+            k = self.context.gathered(k, elements=sizes.keys, copies=turn is None)
+            v = self.context.gathered(v, elements=sizes.keys, copies=True)
+        apart_by_group = grouped and sizes.kv_heads > 1 and not self.context.norms_projections
         context = self.context.of(q, k, v, bias, grouped=apart_by_group)
         return self._by_rows(context, layer.projection, columns=sizes.context_width)
-
-    def _gathered(self, x: Value, *, elements: int, copies: bool) -> Value:
-        """Keys or values of all context-parallel ranks; those of several heads are joined head by head."""
-        joins, ranks = self.sizes.samples * self.sizes.kv_heads > 1, self.layout.context_parallel
-        return self.operators.of_all_positions(x, elements=elements, ranks=ranks, copies=copies, joins=joins)
-
-    @property
-    def _norms_projections(self) -> bool:
-        return self.architecture.query_key_norm is QueryKeyNorm.PROJECTION
-
-    def _normed(self, x: Value, gain: ParameterLeaf, *, heads: int) -> Value:
-        """Queries or keys, normed over each head, or over all of them together, which copies those of several."""
-        tokens, head_dim = self.sizes.tokens, self.sizes.head_dim
-        if not self._norms_projections:
-            return self.operators.norm_of_heads(x, gain, tokens=tokens, heads=heads, head_dim=head_dim)
-        if self.sizes.kv_heads > 1:
-            x = self.operators.copied(x, elements=tokens * heads * head_dim)
-        return self.operators.rms_norm(x, gain, tokens=tokens, hidden=heads * head_dim)
-
-    def _rotated(self, q: Value, k: Value, turn: Value) -> tuple[Value, Value]:
-        sizes, size = self.sizes, self.architecture.rotary_dim
-        assert size is not None
-        return self.operators.rotated_pair(
-            q,
-            k,
-            turn,
-            elements=(sizes.queries, sizes.keys),
-            turned=(sizes.tokens * sizes.heads * size, sizes.tokens * sizes.kv_heads * size),
-            turns=self.inputs.turns,
-        )
 
     def _feed_forward(self, layer: LayerParameters, x: Value) -> Value:
         if isinstance(layer.feed_forward, FeedForwardParameters):

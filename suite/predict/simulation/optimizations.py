@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from reference_runs.run import Workload
+from reference_runs.layout import Recomputation
+from reference_runs.run import Norm, Residual, Workload
 from suite.job.options import KernelChoice, Optimization
 from suite.machine.packages import PACKAGES
 
@@ -49,8 +50,29 @@ def only_cuda(launch: PlannedLaunch) -> str:
     return "" if launch.device == "cuda" else "no CUDA device"
 
 
+def sums_with_norms(launch: PlannedLaunch) -> str:
+    """Why the sum at the end of a block cannot be computed with the next block's norm.
+
+    Recomputation would keep two tensors of each group, and stages send one.
+    """
+    architecture, _, layout = launch.workload
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (not launch.compiled and launch.kernels is KernelChoice.TORCH, "neither a compiler nor Triton to fuse them"),
+        (architecture.norm not in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM), "no norm at the start of blocks"),
+        (architecture.residual is Residual.PARALLEL, "attention and feed-forward part in parallel"),
+        (architecture.top_query_layer, "a top-query layer, which reads the sum"),
+        (layout.recomputation is Recomputation.FULL, "full recomputation, which keeps the sum"),
+        (layout.pipeline_stages > 1, "a pipeline, whose stages send the sum"),
+        (layout.fully_sharded, "fully sharded blocks"),
+    )
+    return next((words for applies, words in reasons if applies), "")
+
+
 # An optimization that is missing here is not built yet
-RULES: Mapping[Optimization, OptimizationRule] = {}
+RULES: Mapping[Optimization, OptimizationRule] = {
+    Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True)
+}
 
 
 def default_optimizations(launch: PlannedLaunch) -> tuple[Optimization, ...]:

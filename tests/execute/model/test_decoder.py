@@ -44,9 +44,10 @@ def _decoder(
     *,
     recomputation: Recomputation = Recomputation.NONE,
     fused_attention: bool = False,
+    across_blocks: bool = False,
 ) -> Decoder:
     torch.manual_seed(5)
-    decoder = Decoder(architecture, recipe, fused_attention=fused_attention)
+    decoder = Decoder(architecture, recipe, fused_attention=fused_attention, across_blocks=across_blocks)
     decoder.recompute(recomputation)
     initialise(decoder, recipe, seed=5)
     with torch.no_grad():
@@ -323,6 +324,33 @@ def test_recomputation_changes_neither_loss_nor_gradients(changes: dict[str, Any
     for loss, gradients in kept[1:]:
         assert torch.equal(kept[0][0], loss)
         assert all(torch.equal(a, b) for a, b in zip(kept[0][1], gradients, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt2", "llama"])
+def test_sums_computed_with_the_next_norm_change_neither_loss_nor_gradients(changes: dict[str, Any]) -> None:
+    architecture, recipe = _variant(**changes)
+    tokens = torch.randint(51, (2, 14), generator=torch.Generator().manual_seed(1))
+    losses, gradients, normed = [], [], []
+    for across_blocks in (False, True):
+        decoder = _decoder(architecture, recipe, across_blocks=across_blocks)
+        added = decoder.operations.added_and_normalised
+        calls: list[Any] = []
+        normed.append(calls)
+
+        def counted(norm: Any, *both: Any, added: Any = added, calls: list[Any] = calls) -> Any:
+            calls.append(norm)
+            return added(norm, *both)
+
+        decoder.operations.added_and_normalised = counted  # type: ignore[method-assign]
+        loss = decoder(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([parameter.grad for parameter in decoder.parameters()])
+    assert losses[0] == losses[1]
+    assert all(map(torch.equal, *gradients))
+    layers = architecture.layers
+    assert (len(normed[0]), len(normed[1])) == (layers, 2 * layers)  # all but the first norm
+    assert decoder.final_norm in normed[1]
 
 
 def test_initialisation_has_the_recorded_deviations() -> None:

@@ -12,7 +12,8 @@ from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Re
 from suite.execute.measure.counters import KeptForBackward
 from suite.execute.model.decoder import Decoder
 from suite.execute.precision import DTYPES
-from suite.job.options import StepOptions
+from suite.job.options import KernelChoice, Optimization, StepOptions, TrainingOptions
+from suite.predict.simulation.optimizations import PlannedLaunch, sums_with_norms
 from suite.predict.simulation.step_memory import executed_activation_bytes
 from tests.support.examples import examples
 from tests.support.launches import FP32_WITHOUT_DROPOUT
@@ -38,9 +39,10 @@ def is_executed(architecture: Architecture) -> bool:
     st.sampled_from([Precision.FP32, Precision.BF16]),
     st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL]),
     st.booleans(),
+    st.booleans(),
 )
 def test_kept_bytes_are_those_that_autograd_keeps(
-    architecture: Architecture, precision: Precision, recomputation: Recomputation, fused: bool
+    architecture: Architecture, precision: Precision, recomputation: Recomputation, fused: bool, across: bool
 ) -> None:
     # of sizes of one PyTorch copies nothing
     architecture = msgspec.structs.replace(
@@ -53,13 +55,16 @@ def test_kept_bytes_are_those_that_autograd_keeps(
     fused = fused and architecture.position is not Position.ALIBI and not windowed
     recipe = msgspec.structs.replace(BLOOM.recipe, **(FP32_WITHOUT_DROPOUT | {"precision": precision}))
     layout = Layout(micro_batch=SAMPLES, recomputation=recomputation, fused_attention=fused)
-    decoder = Decoder(architecture, recipe, fused_attention=fused).to(DTYPES[precision])
+    workload = Workload(architecture, recipe, layout)
+    across = across and not sums_with_norms(PlannedLaunch(workload, "cuda", compiled=True, kernels=KernelChoice.TORCH))
+    decoder = Decoder(architecture, recipe, fused_attention=fused, across_blocks=across).to(DTYPES[precision])
     decoder.recompute(recomputation)
     tokens = torch.randint(architecture.vocabulary, (SAMPLES, architecture.sequence + 1))
     kept = KeptForBackward(lambda: list(decoder.parameters()))
     with kept.hooks():
         loss = decoder(tokens[:, :-1], tokens[:, 1:])
-    workload = Workload(architecture, recipe, layout)
-    assert kept.bytes() == executed_activation_bytes(workload, StepOptions(), stage=0)
+    optimizations = (Optimization.ACROSS_BLOCKS,) if across else ()
+    options = StepOptions(training_options=TrainingOptions(rung="", optimizations=optimizations))
+    assert kept.bytes() == executed_activation_bytes(workload, options, stage=0)
     loss.backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
