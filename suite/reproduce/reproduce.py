@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.placement import coordinates
 from suite.job.checkpoints import LaunchGoodput
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Status, Step
@@ -23,6 +24,7 @@ from suite.launch.network_namespaces import hosts as namespaces
 from suite.machine.cpu_contention import others_shares
 from suite.machine.cpu_speed import over_ranks
 from suite.machine.devices import usable_cores
+from suite.machine.fingerprint import hardware
 from suite.machine.half_precision import kernels_for
 from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.profile import Profile
@@ -40,6 +42,7 @@ from suite.reproduce.goodput import goodput_of
 from suite.reproduce.measured_figures import counted_figures, with_places
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.scheduled import scratch as scratch_directory
+from suite.reproduce.sheet_shares import sheet_peaks, slice_shares
 from suite.reproduce.step_time import (
     Residuals,
     at_cpu_speed,
@@ -192,6 +195,13 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
         if speed is not None:
             slower = at_cpu_speed(plan, profile, speed, measured, sample_seconds=predicted.sample_seconds)
             times, measured = times + slower.predicted, measured + slower.measured
+    elif plan.device == "cuda" and plan.model is None and plan.scheduled is None and not plan.shares_devices:
+        sheet = sheet_peaks(hardware()["gpus"], plan.recipe)
+        if plan.slice is None:
+            measured += utilisation(measured, sheet)
+        else:
+            stage = coordinates(plan.layout, plan.slice.rank)["pp"]
+            measured += slice_shares(plan.workload, outcome.finished, sheet, rank_stage=stage)
     return _Figures(measured, times, None if profile is None else step_uncertainty(plan, profile))
 
 

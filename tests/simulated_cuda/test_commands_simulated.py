@@ -100,12 +100,26 @@ def test_a_slice_is_compiled_counted_and_timed_in_the_device_s_stream(tmp_path: 
         ("mt-nlg-mini", "--compile --kernels triton"),
         ("gpt2-124m", "--ranks 1"),
         ("gpt2-1558m", "--ranks 1"),
+        ("gpt2-1558m", "--ranks 1 --global-batch 64 --products fp8-current"),
     ],
 )
 def test_a_launch_agrees_with_its_prediction(name: str, options: str, tmp_path: Path) -> None:
     reproduced(tmp_path, name, *options.replace("TRACE", str(tmp_path / "trace.json")).split(), devices=2)
     written = [(tmp_path / "trace.json").exists(), Path(memory_snapshot_path(str(tmp_path / "trace.json"), 0)).exists()]
     assert written == ["TRACE" in options] * 2
+
+
+@pytest.mark.long
+def test_llama_s_layers_are_a_slice_of_one_gpu_and_have_a_share_of_its_peak(tmp_path: Path) -> None:
+    arguments = ("reproduce", "llama3.1-8b", "--slice", "--layers", "2", "--device", "cuda", "--steps", "8", "--json")
+    done = run("suite", *arguments, "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["figures"]
+    assert {row["verdict"] for row in figures} == {"pass", "shown"}
+    assert [row["term"] for row in figures if row["quantity"] == "mfu"] == ["layers alone, of the data sheet's peak"]
+    job = json.loads(Path(json.loads(done.stdout)["record"]).read_text())["job"]
+    assert (job["compiled"], job["layout"]["fused_attention"]) == (True, True)
+    assert job["training_options"]["loss_chunks"] > 1
 
 
 @pytest.mark.long

@@ -32,6 +32,7 @@ from suite.report.terminal.tables import (
 from suite.reproduce.reproduce import LaunchResult
 
 LARGEST_TERMS = 3
+THE_SHEET = "data sheet"  # in the terms of shares of its peaks
 LISTED_FAILURES = 3
 _BAR_CELLS = 12
 _COUNTED: dict[str, str] = {
@@ -110,6 +111,8 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         print_folded(out, f"memory at the peak: {_both_sides(peak)}", "")
     if times := slice_times_of(result):
         print_parts(out, times)
+        for line in _peak_lines(result.rows):
+            print_folded(out, line, "")
         return
     _print_time(out, result)
     if not failed:
@@ -117,7 +120,8 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         rate = _row(result.rows, Quantity.TOKENS_PER_SECOND)
         throughput = [f"throughput: {_both_sides(rate)}"] if rate else []
         others = _others_lines(result, least_share=DISTURBING_SHARE)
-        for line in (*_waiting_lines(result.rows), *_speed_lines(result), *others, *throughput):
+        lines = (*_waiting_lines(result.rows), *_speed_lines(result), *others, *throughput)
+        for line in (*lines, *_peak_lines(result.rows)):
             print_folded(out, line, "")
     for line in _reported_lines(result, routing_summary):
         print_folded(out, line, "")
@@ -222,6 +226,14 @@ def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
     if plan.layers == plan.planned_layers:
         best = "which no other split betters"
     yield f"stages of {executed}; {best}"
+
+
+def _peak_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Model flop a second over each peak of a GPU's data sheet."""
+    shares = [row for row in whole_job(rows) if row.quantity == Quantity.MFU and row.right is not None]
+    words = [f"{row.right:.1%} {row.term}" for row in shares if row.term and THE_SHEET in row.term]
+    if words:
+        yield f"model flop: {'; '.join(words)}"
 
 
 def _speed_lines(result: LaunchResult) -> Iterator[str]:
