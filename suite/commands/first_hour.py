@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.first_hour.parts import HourPart, chosen, parts
+from suite.first_hour.part import HourPart
+from suite.first_hour.parts import chosen, parts
 from suite.first_hour.result import DIRECTORY, PartResult, PartStatus
 from suite.first_hour.run import Hour, result_of, run_bounded, run_hour
 from suite.launch.interruption import check_minutes, end_as_interrupted

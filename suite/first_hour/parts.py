@@ -2,67 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
-
-import msgspec
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.first_hour.measurements import measurements, reproduce_arguments
+from suite.first_hour.part import RESULTS, HourPart, PartKind
 from suite.machine.devices import usable_cores
-from suite.machine.fingerprint import digest
 from suite.machine.packages import PACKAGES
 from suite.predict.analytic.kernel_cost import FORMULAS
-
-LEAST_SHARE = 1 / 3  # of its bound that must be left for a part to begin: parts usually take that long
-
-
-class PartKind(enum.StrEnum):
-    """Kind of a part's output, which decides how it is read."""
-
-    ENVIRONMENT = "environment"
-    RATES = "rates"
-    TESTS = "tests"
-    KERNELS = "kernels"
-    CALIBRATE = "calibrate"
-    REPRODUCE = "reproduce"
-    ACCEPT = "accept"
-    LADDER = "ladder"
-
-
-class HourPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part.
-
-    Args:
-        shows: what is known after it.
-        arguments: of `python -m`; RESULTS stands for the results directory.
-        seconds: after which it is ended.
-        modules: packages without which it does not run.
-        needs_cuda: whether it says nothing on a CPU.
-        asked_mfu: share of the device's dense peak that it should reach; None: nothing is asked.
-    """
-
-    name: str
-    kind: PartKind
-    shows: str
-    arguments: tuple[str, ...]
-    seconds: float
-    modules: tuple[str, ...] = ()
-    needs_cuda: bool = False
-    asked_mfu: float | None = None
-
-    @property
-    def least_seconds(self) -> float:
-        """Seconds that must be left for it to begin."""
-        return LEAST_SHARE * self.seconds
-
-    def setting(self, machine: dict[str, str]) -> str:
-        """The fingerprint of its command and of what it runs on: what was done for another is no result of this."""
-        return digest([self.name, self.arguments, machine])
-
-
-RESULTS = "RESULTS"  # in a part's arguments: the results directory
-
 
 ONE_BIT = ("sign_pack", "sign_unpack")
 SHARED_LAYOUTS = ("tp2", "pp2", "dp2,zero3")
@@ -90,6 +38,7 @@ def parts(device: str, *, short: bool = False) -> list[HourPart]:
             arguments=("suite.execute.probe.rates", device),
             seconds=120.0,
         ),
+        *measurements(short=short),
         _kernel_tests(short),
         *_kernel_table(FORMULAS if not short else (SHORT_KERNEL,), bf16=True),
         HourPart(
@@ -100,18 +49,12 @@ def parts(device: str, *, short: bool = False) -> list[HourPart]:
             seconds=480.0,
         ),
         *(_miniature(name, here, short) for name in (miniatures() if not short else (SHORT_MINIATURE,))),
-        *(_gpt2(name, asked, seconds, short) for name, asked, seconds in _UTILISATION),
         _accept(here, short),
         *_ladders(here, short),
         *(_shared(layout, short) for layout in (SHARED_LAYOUTS if not short else SHARED_LAYOUTS[:1])),
         *(() if short else _kernel_table(FORMULAS, bf16=False)),
     ]
     return [part for part in found if device == "cuda" or not part.needs_cuda]
-
-
-# GPT-2's runs on one GPU: the share of its dense bf16 peak that is asked for, and the seconds that they may take
-LARGEST = "gpt2-1558m"
-_UTILISATION = (("gpt2-124m", 0.50, 300.0), (LARGEST, 0.58, 420.0))
 
 
 def chosen(all_parts: Iterable[HourPart], names: str | None, where: str) -> list[HourPart]:
@@ -170,33 +113,14 @@ def _kernel_table(kernels: Iterable[str], *, bf16: bool) -> list[HourPart]:
     ]
 
 
-def _reproduce(name: str, *options: str) -> tuple[str, ...]:
-    return ("suite", "reproduce", name, "--json", *options, "--results", RESULTS)
-
-
 def _miniature(name: str, here: tuple[str, ...], short: bool) -> HourPart:
     options = ("--steps", "6", "--no-calibrate") if short else ()
     return HourPart(
         name=name,
         kind=PartKind.REPRODUCE,
         shows="exact figures, peak memory, step time and loss",
-        arguments=_reproduce(name, *here, *options),
+        arguments=reproduce_arguments(name, *here, *options),
         seconds=300.0,
-    )
-
-
-def _gpt2(name: str, asked: float, seconds: float, short: bool) -> HourPart:
-    options = ["--steps", "6", "--no-calibrate"] if short else ["--steps", "14"]
-    if name == LARGEST:
-        options += ["--global-batch", "64"]  # 1.4 s a step on an H100; the recorded 1024 are 16 times as many
-    return HourPart(
-        name=name,
-        kind=PartKind.REPRODUCE,
-        shows="the share of a GPU's peak that training reaches",
-        arguments=_reproduce(name, "--device", "cuda", "--ranks", "1", *options),
-        seconds=seconds,
-        needs_cuda=True,
-        asked_mfu=asked,
     )
 
 
@@ -206,7 +130,7 @@ def _shared(layout: str, short: bool) -> HourPart:
         name=f"layout {layout.replace(',', '-')}",  # --parts takes a list of names
         kind=PartKind.REPRODUCE,
         shows="exact figures and memory of a layout whose ranks may share a GPU",
-        arguments=_reproduce(SHORT_MINIATURE, *options, "--steps", "6" if short else "20"),
+        arguments=reproduce_arguments(SHORT_MINIATURE, *options, "--steps", "6" if short else "20"),
         seconds=240.0,
         needs_cuda=True,
     )

@@ -10,9 +10,9 @@ import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
 from reference_runs.floors import NO_FLOOR, REJECTED_BELOW, FloorKind, FloorQuantity, RateFloor, floors_for
-from suite.first_hour.parts import HourPart, PartKind
-from suite.metrics.difference_words import difference_in_words, direction_of
-from suite.metrics.figures import Quantity
+from suite.first_hour.part import HourPart, PartKind, StepOnPaper
+from suite.metrics.difference_words import Direction, difference_in_words, direction_of
+from suite.metrics.figures import OF_DATASHEET, Quantity
 from suite.paths import program
 from suite.records.kernel_runs import OURS, kernel_run
 
@@ -140,12 +140,23 @@ def _reproduce(part: HourPart, found: Any) -> PartReading:
             says.append(words)
             if abs(step["left"] / step["right"] - 1) > allowed:
                 differences.append(f"step time: {step['right']:.4g} s, {words}, within {allowed:.0%} asked")
-    reached = next((row["right"] for row in figures if row["quantity"] == Quantity.MFU and row["right"]), None)
+        if part.expected is not None:
+            says.append(_expected(part.expected, step["right"]))
+    shares = {row["term"]: row["right"] for row in figures if row["quantity"] == Quantity.MFU and row["right"]}
+    reached = shares.pop(OF_DATASHEET, None)
     if reached is not None:
         says.append(f"mfu {reached:.1%}")
+    says += [f"{share:.1%} {term}" for term, share in shares.items()]
     if part.asked_mfu is not None and reached is not None and reached < part.asked_mfu:
         differences.append(f"mfu {reached:.1%}, at least {part.asked_mfu:.0%} asked")
     return PartReading(", ".join(says), differences)
+
+
+def _expected(expected: StepOnPaper, seconds: float) -> str:
+    """What was written down of a step before, and how far off the measured one is."""
+    milliseconds = expected.milliseconds
+    apart = difference_in_words(1e3 * seconds, milliseconds, Direction.TIME, than="expected of an H100")
+    return f"{apart} ({milliseconds:,.0f} ms; {expected.bound_by})"
 
 
 def _of_job(figures: list[Any], quantity: Quantity) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.regular_file import json_file
-from suite.first_hour.parts import HourPart
+from suite.first_hour.part import HourPart
 from suite.paths import whole_file
 
 DIRECTORY = "first_hour"  # below the results
@@ -31,7 +31,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     """The last attempt at a part.
 
     Args:
-        setting: fingerprint of the part and the machine, see `suite.first_hour.parts.HourPart.setting`.
+        setting: fingerprint of the part and the machine, see `suite.first_hour.part.HourPart.setting`.
         attempts: so far, this one included.
         exit_code: of its command; None where it was ended from outside.
         says: what it found, in a line.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from suite.first_hour.parts import RESULTS, HourPart, PartKind
+from suite.first_hour.part import RESULTS, HourPart, PartKind
 from suite.first_hour.reading import next_steps, reading
 from suite.first_hour.result import PartResult, PartStatus, path_of, store, stored
 from suite.launch.interruption import check_interrupted, held
@@ -24,6 +24,7 @@ from suite.paths import ROOT, program
 
 LEAST_SECONDS = 10.0  # that a part may take, however little time is left
 RAN_TO_ITS_END = frozenset({0, 1, 3})  # exit codes of commands that judged something, or could not
+REFUSED = 2  # exit code of bad input, and of what this machine lacks
 NOTHING_SELECTED = 5  # pytest's
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # for a command to end its ranks and its record
@@ -169,6 +170,10 @@ def _run(hour: Hour, part: HourPart, bound: float) -> PartResult:
     found = reading(part, code, printed, said, sorted(_benchmarks(hour.results) - known))
     status = _status(part, code, bound, readable=found.readable)
     says = found.says
+    if status is PartStatus.NOT_RUN:
+        result = msgspec.structs.replace(result, status=status, attempts=earlier, says=says)
+        store(hour.results, part, result)
+        return result
     if code is None:
         says = f"ended after {bound:.0f} s: {says}"
     elif code < 0:
@@ -187,6 +192,8 @@ def _benchmarks(results: Path) -> set[Path]:
 def _status(part: HourPart, code: int | None, bound: float, *, readable: bool) -> PartStatus:
     if code is None:
         return PartStatus.TOO_LONG if bound >= part.seconds else PartStatus.CUT_OFF
+    if code == REFUSED and part.may_be_refused:
+        return PartStatus.NOT_RUN
     if (code in RAN_TO_ITS_END and readable) or (code == NOTHING_SELECTED and part.kind is PartKind.KERNELS):
         return PartStatus.DONE
     return PartStatus.FAILED

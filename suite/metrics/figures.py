@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+OF_DATASHEET = "of the data sheet's peak"  # the term of mfu and hfu over a GPU's dense peak
+
 
 class Quantity(enum.StrEnum):
     """A quantity of a run: its name, which every source of figures uses, and its unit."""

@@ -12,9 +12,9 @@ from reference_runs.run import Recipe, Workload
 from suite.job.events import Finished
 from suite.job.slice import SlicePart, slowest
 from suite.machine.half_precision import WORK_DTYPES
-from suite.metrics.figures import Figure, Quantity
+from suite.metrics.figures import OF_DATASHEET, Figure, Quantity
 from suite.predict.analytic.flop import rank_model_flop
-from suite.reproduce.step_time import OF_DATASHEET, Peak
+from suite.reproduce.step_time import Peak
 
 BF16_EQUIVALENT = "16-bit equivalent, of the data sheet's {} peak"  # which such GEMMs may exceed: no MFU
 OF_FORMAT = "of the data sheet's {} peak"

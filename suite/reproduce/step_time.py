@@ -18,7 +18,7 @@ from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import MeasuredTimes, Oversubscribed
 from suite.metrics.comparison import Row
-from suite.metrics.figures import Figure, Quantity, StepTerm, of_job
+from suite.metrics.figures import OF_DATASHEET, Figure, Quantity, StepTerm, of_job
 from suite.predict.executed_run.step_time import time_figures
 from suite.predict.machine_model.from_profile import known_accelerator
 from suite.predict.simulation.step_correction import nearest_reference_step, step_correction, uncertainty
@@ -28,7 +28,6 @@ from suite.reproduce.plan import Plan
 CPU_SPEED_REASON = "seconds of a fixed computation, over its seconds in the calibration (docs/step_time.md); not judged"
 AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that speed; not judged"
 OF_ACHIEVABLE = "of the achievable matrix rate"
-OF_DATASHEET = "of the data sheet's peak"
 EXPLAINED = tuple(term.value for term in StepTerm if term is not StepTerm.UNEXPLAINED)
 _SHARE_OF = {Quantity.MODEL_FLOP_PER_SECOND: Quantity.MFU, Quantity.HARDWARE_FLOP_PER_SECOND: Quantity.HFU}
 

@@ -7,9 +7,14 @@ import pytest
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.first_hour.parts import RESULTS, chosen, parts
+from suite.first_hour.measurements import expected_steps, measurements
+from suite.first_hour.part import RESULTS
+from suite.first_hour.parts import chosen, parts
 from suite.first_hour.result import path_of
+from suite.job.options import Optimization
+from suite.job.training_job import LEAST_PROFILED, LEAST_STEPS
 from suite.paths import ROOT
+from suite.predict.simulation.optimizations import RULES, OptimizationRule
 
 ALL = [parts(device, short=short) for device in ("cuda", "cpu") for short in (True, False)]
 
@@ -24,10 +29,43 @@ def test_every_part_has_its_own_file_and_keeps_what_it_makes_in_the_results() ->
 
 
 def test_the_order_is_by_value_and_nothing_that_the_node_can_show_is_left_out() -> None:
-    wanted = ["environment", "rates", "kernel tests", "kernel layer_norm", "calibrate", *miniatures()]
-    wanted += ["gpt2-124m", "gpt2-1558m", "accept", "ladder gpt2-mini"]
-    assert [part.name for part in parts("cuda") if part.name in wanted] == wanted
+    first = ["environment", "rates", "gpt2-124m plain", "gpt2-124m", "gpt2-1558m-b64 plain", "gpt2-1558m-b64"]
+    first += ["gpt2-1558m", *(f"gpt2-124m {name.value}" for name in Optimization if name in RULES)]
+    first += ["gpt2-124m triton", "gpt2-1558m-b64 triton", "gpt2-1558m-b64 fp8-current", "llama3.1-8b slice"]
+    first += ["gpt2-1558m plain", "kernel tests"]
+    names = [part.name for part in parts("cuda")]
+    assert names[: len(first)] == first
+    wanted = ["kernel tests", "kernel layer_norm", "calibrate", *miniatures(), "accept", "ladder gpt2-mini"]
+    assert [name for name in names if name in wanted] == wanted
     assert not {"gpt2-124m", "kernel layer_norm", "layout tp2"} & {part.name for part in parts("cpu")}
+
+
+def test_measurements_are_bounded_and_what_is_asked_is_asked_of_bf16_by_default_alone() -> None:
+    for short in (False, True):
+        found = measurements(short=short)
+        assert all(part.needs_cuda and 60 <= part.seconds <= 480 for part in found)
+        assert {part.name: part.asked_mfu for part in found if part.asked_mfu} == {
+            **{"gpt2-124m": 0.50},
+            **({} if short else {"gpt2-1558m": 0.58}),
+        }
+    by_name = {part.name: part for part in measurements(short=False)}
+    assert "--global-batch" not in by_name["gpt2-1558m"].arguments
+    assert "--global-batch" in by_name["gpt2-1558m-b64"].arguments
+    assert by_name["gpt2-1558m-b64 fp8-current"].asked_mfu is None
+    steps = int(by_name["gpt2-1558m"].arguments[by_name["gpt2-1558m"].arguments.index("--steps") + 1])
+    assert LEAST_STEPS < steps < LEAST_PROFILED  # two are timed, and no profile of 64 micro-batches is made
+    assert set(expected_steps()) <= set(by_name)
+
+
+def test_an_optimization_without_its_package_or_not_possible_is_left_out_without_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules = {Optimization.FLASH_ATTENTION_3: OptimizationRule(lambda _: "", package="absent_kernels")}
+    monkeypatch.setattr("suite.first_hour.measurements.RULES", rules)
+    (alone,) = [part for part in measurements(short=False) if part.name == "gpt2-124m flash-attention-3"]
+    assert alone.modules == ("absent_kernels",)
+    assert alone.may_be_refused
+    assert not any(part.may_be_refused for part in parts("cuda") if part is not alone and part.name != alone.name)
 
 
 def test_commands_have_the_options_that_parts_use(capsys: pytest.CaptureFixture[str]) -> None:

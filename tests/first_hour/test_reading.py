@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from suite.first_hour.parts import HourPart, PartKind
+from suite.first_hour.part import HourPart, PartKind, StepOnPaper
 from suite.first_hour.reading import PartReading, next_steps, reading
+from suite.metrics.figures import OF_DATASHEET
 
 
 def part(kind: PartKind, **options: Any) -> HourPart:
@@ -76,9 +77,28 @@ def test_figures_that_differ_are_named() -> None:
         found = read(PartKind.REPRODUCE, launch(figure, step_uncertainty=uncertainty))
         assert found.differences == differing
     for reached in (0.52, 0.49):
-        found = read(PartKind.REPRODUCE, launch(row("mfu", None, reached)), asked_mfu=0.5)
+        found = read(PartKind.REPRODUCE, launch(row("mfu", None, reached, term=OF_DATASHEET)), asked_mfu=0.5)
         assert bool(found.differences) is (reached < 0.5)
         assert f"mfu {reached:.1%}" in found.says
+
+
+def test_a_step_is_held_against_what_was_written_down_before_and_that_is_no_difference() -> None:
+    expected = StepOnPaper(milliseconds=1000.0, bound_by="GEMMs")
+    found = read(PartKind.REPRODUCE, launch(row("step_seconds", None, 1.1)), expected=expected)
+    assert "step 1.1 s, 10.0 % slower than expected of an H100 (1,000 ms; GEMMs)" in found.says
+    assert found.differences == []
+    assert "expected" not in read(PartKind.REPRODUCE, launch(row("step_seconds", None, 1.1))).says
+
+
+def test_shares_of_an_fp8_peak_are_named_and_are_no_mfu() -> None:
+    terms = {"16-bit equivalent, of the data sheet's bf16 peak": 0.6, "of the data sheet's FP8 peak": 0.3}
+    rows = [row("mfu", None, share, term=term) for term, share in terms.items()]
+    found = read(PartKind.REPRODUCE, launch(*rows), asked_mfu=0.9)
+    assert found.says.endswith(
+        "60.0% 16-bit equivalent, of the data sheet's bf16 peak, 30.0% of the data sheet's FP8 peak"
+    )
+    assert "mfu" not in found.says
+    assert found.differences == []
 
 
 def test_a_launch_that_failed_says_how_and_where() -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from suite.first_hour import run
-from suite.first_hour.parts import HourPart, PartKind
+from suite.first_hour.part import HourPart, PartKind
 from suite.first_hour.result import MOST_ATTEMPTS, PartResult, PartStatus, path_of, stored
 from suite.first_hour.run import Hour, remaining, result_of, run_hour
 from suite.launch.interruption import ENDING, end_as_interrupted
@@ -23,6 +23,7 @@ PROGRAMS = {
     "differs": 'print(\'{"verdict": "fail", "rungs": [], "failures": ["compile: no gain"]}\'); raise SystemExit(1)',
     "crashes": "raise RuntimeError('no such GPU')",
     "refuses": "import sys; sys.exit(4)",
+    "lacks": "import sys; print('error: --optimizations: not possible here', file=sys.stderr); sys.exit(2)",
     "killed": "import os; print('so far', flush=True); os.kill(os.getpid(), 9)",
     "hangs": """
 import pathlib, signal, subprocess, sys, time
@@ -84,6 +85,16 @@ def test_a_part_that_fails_stops_no_other_and_is_tried_again_after_all_others(tm
     for _ in range(MOST_ATTEMPTS - 1):
         assert [result.part for result in ran(one)] == ["crashes", "refuses"]
     assert ran(one) == []
+
+
+def test_a_refusal_that_is_foreseen_is_no_failure_and_says_why_in_a_line(tmp_path: Path) -> None:
+    one = hour(tmp_path, part("lacks", may_be_refused=True))
+    (result,) = ran(one)
+    assert (result.status, result.says) == ("not run", "error: --optimizations: not possible here")
+    assert result.has_ended
+    assert result.differences == []
+    assert [each.attempts for each in ran(one)] == [0]  # it is asked again: the package may be there by then
+    assert [each.status for each in ran(hour(tmp_path, part("lacks")))] == ["failed"]
 
 
 def test_a_part_that_is_killed_says_by_which_signal(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
-from suite.first_hour.parts import HourPart
+from suite.first_hour.part import HourPart
 from suite.first_hour.result import PartResult, PartStatus
 from suite.report.tables import MARKDOWN, table
 from suite.report.terminal.tables import print_folded
@@ -33,7 +33,10 @@ def print_parts(out: Console, ended: _Ended) -> None:
     listed = [*ended]
     for part, result in listed:
         if result is None:
-            out.print(f"[dim]{NOT_BEGUN:11} {escape(part.name)}, at most {part.seconds:.0f} s: {escape(part.shows)}[/]")
+            words = f"{part.name}, at most {part.seconds:.0f} s: {part.shows}"
+            if part.expected is not None:
+                words += f"; expected of an H100: {part.expected.milliseconds:,.0f} ms ({part.expected.bound_by})"
+            out.print(f"[dim]{NOT_BEGUN:11} {escape(words)}[/]")
             continue
         status = f"[{_COLOURS.get(result.status, 'yellow')}]{result.status.value:11}[/]"
         out.print(f"{status} {escape(part.name)}, {result.seconds:.0f} s: {escape(result.says)}", soft_wrap=True)
