@@ -14,6 +14,7 @@ from reference_runs.machine_model import machine_model
 from reference_runs.run import Workload
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.commands.predicted_files import PredictedFiles, asks_files
 from suite.commands.predicted_text import StackEffects, print_prediction
 from suite.commands.traced_model import check_absent, no_formula, predict_model
 from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
@@ -38,12 +39,13 @@ from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predi
 from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_folded
 
 
 @asks_edition
 @asks_training
 @asks_trace
+@asks_files
 def predict(  # noqa: PLR0913  # long: the command's options
     runs: Annotated[
         list[str],
@@ -51,6 +53,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
     ],
     asked: Asked,
     tracing: TracedOptions,
+    files: PredictedFiles,
     machine: Annotated[
         Path | None,
         typer.Option(
@@ -101,7 +104,8 @@ def predict(  # noqa: PLR0913  # long: the command's options
     Examples: python -m suite predict bloom-176b; python -m suite predict bloom-176b --on h200 --choices;
     python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200;
     python -m suite predict gpt2-124m --machine results/machines/PROFILE.json;
-    python -m suite predict gpt2-124m --from latest
+    python -m suite predict gpt2-124m --from latest;
+    python -m suite predict llama3.1-405b --timeline step.json
 
     Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
@@ -115,11 +119,13 @@ def predict(  # noqa: PLR0913  # long: the command's options
         "--choices": show_choices or None,
         "--price": price,
         "--energy-price": energy_price,
+        **files.given,
     }
     if traced:
         check_absent(of_runs, what="is of runs")
     else:
         check_absent(tracing.given, what=OF_TRACED)
+    files.check(runs, sliced=bool(records))
     exceeded = False
     for name in traced:
         model = predict_model(
@@ -131,6 +137,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
     request = request._replace(products=products, slices=_slices(records or [], runs, show_choices=show_choices))
     predictions = [(name, predicted_run(name, request)) for name in runs]
     for name, predicted in predictions:
+        written = files.write(name, predicted)
         chosen = _choices(predicted) if show_choices else []
         settled = predicted.request or request
         software = StackEffects(most_changing_stack(predicted, settled), departures(predicted, settled))
@@ -138,6 +145,8 @@ def predict(  # noqa: PLR0913  # long: the command's options
             print_json(_entry(name, predicted, chosen if show_choices else None, software))
         else:
             print_prediction(console(), name, predicted, chosen, software, complete=every_figure)
+        for line in written:
+            print_folded(console(stderr=json), line, "")
     fittings = [predicted.fitting for _, predicted in predictions if predicted.fitting]
     if exceeded or any(each.verdict is MemoryVerdict.NOT for each in fittings):
         raise typer.Exit(exit_codes.FAIL)

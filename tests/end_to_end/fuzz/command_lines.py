@@ -119,7 +119,10 @@ BASES: Mapping[str, tuple[str, ...]] = {
     "runs": ("",),
     "show": ("RUN", "RUN --mini", "bloom-176b", "h100-sxm", "bloom-176b --mini --json"),
     "import": ("CONFIG", "CONFIG --output DIRECTORY/out.toml --gpus 8 --on h100-sxm", "CONFIG --recipe bloom-176b"),
-    "predict": ("RUN", "bloom-176b", "gpt2-124m --on h100-sxm --gpus 8 --all", "RUN --machine PROFILE", "bloom-mini"),
+    "predict": (
+        *("RUN", "bloom-176b", "gpt2-124m --on h100-sxm --gpus 8 --all", "RUN --machine PROFILE", "bloom-mini"),
+        "gpt2-124m --timeline DIRECTORY/step.json --force",
+    ),
     "fit": ("gpt2-124m --on h100-sxm", "RUN", "llama3.1-8b --gpus 8"),
     "plan": ("gpt2-124m --on a100-sxm-40gb --gpus 8", "RUN --gpus 4", "llama2-7b --on h100-sxm --gpus 8 --goodput"),
     "diagnose": ("TABLE", "TABLE --row 2 --json", "--run gpt2-124m --on h100-sxm --gpus 8 --step-time 1 --mfu 40"),

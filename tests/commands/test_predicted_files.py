@@ -1,0 +1,213 @@
+"""Files that `predict` writes of a step: what another reader finds in them is what `predict` prints."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from suite.metrics.figures import StepTerm
+from suite.paths import RECORDED_H100
+
+CASES = {
+    "no pipeline": "gpt2-124m",
+    "no pipeline, ZeRO-3": "opt-175b",
+    "1F1B": "bloom-176b",
+    "interleaved": "llama3.1-405b",
+    "interleaved, eager gathers": "nemotron4-340b",
+    "GPipe": "bloom-176b --layout dp8,tp4,pp12,gpipe,micro2",
+    "zero bubble": "bloom-176b --layout dp8,tp4,pp12,zero-bubble,micro2",
+    "ZB-V": "llama2-70b --layout dp8,tp4,pp8,zbv,interleave2,micro1 --batch 512",
+    "DualPipeV": "llama2-70b --layout dp8,tp4,pp8,dualpipev,interleave2,micro1 --batch 512",
+    "PipeDream": "llama2-70b --layout dp8,tp4,pp8,pipedream-2bw,micro1 --batch 512",
+    "mixture": "deepseek-v3",
+    "mixture, interleaved": "mixtral-8x7b",
+    "context parallel": "llama3.1-405b --layout dp8,tp8,cp16,pp16,sp,zero1,1f1b --sequence 131072 --batch 256",
+    "full recomputation, ZeRO-2": "llama2-70b --layout dp64,tp4,zero2,recompute-full,micro1 --batch 512",
+    "FP8": "llama2-70b --on h100-sxm --layout dp8,tp4,pp2,zero1,micro1 --batch 128 --products fp8-current",
+}
+TOLERANCE = 1e-9  # seconds
+
+
+@pytest.fixture
+def answer(answered):
+    """A function that runs `predict --json` of one run, and returns its object."""
+    return partial(answered, "predict")
+
+
+def printed_terms(entry):
+    """Seconds of each term of the step, and of the whole under None, as `predict --json` prints them."""
+    rows = [row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["left"] is not None]
+    # those of runs that were timed elsewhere have a term of their own
+    return {row["term"]: row["left"] for row in rows if not (row["term"] or "").startswith("predicted: ")}
+
+
+def read_trace(path):
+    """Slices by process, and processes' names: a reader of the published format that knows nothing of the writer."""
+    events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
+    slices, names, threads = defaultdict(list), {}, {}
+    for event in events:
+        if event["ph"] == "X":
+            slices[event["pid"]].append(event)
+        elif event["name"] == "process_name":
+            names[event["pid"]] = event["args"]["name"]
+        elif event["name"] == "thread_name":
+            threads[event["tid"]] = event["args"]["name"]
+    return slices, names, threads
+
+
+def term_seconds(slices):
+    """Seconds of each term: what is hidden counts in none."""
+    found = Counter()
+    for event in slices:
+        if "term" in event["args"] and not event["args"].get("hidden"):
+            found[event["args"]["term"].replace(" ", "_")] += event["dur"] / 1e6
+    return found
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_another_reader_of_a_timeline_finds_the_printed_terms(capsys, tmp_path, words):
+    path = tmp_path / "step.json"
+    assert main(["predict", *words.split(), "--timeline", str(path), "--json"]) in (0, 1)  # 1: too large for its memory
+    entry = json.loads(capsys.readouterr().out)
+    printed = printed_terms(entry)
+    step = printed.pop(None)
+    slices, names, threads = read_trace(path)
+    (slowest,) = [process for process, name in names.items() if name.endswith("the slowest")]
+    terms = term_seconds(slices[slowest])
+    assert {*terms} == {*printed}
+    for term, seconds in printed.items():
+        assert terms[term] == pytest.approx(seconds, abs=TOLERANCE, rel=0), term
+    for process, events in slices.items():
+        ends = max(event["ts"] + event["dur"] for event in events)
+        assert ends / 1e6 == pytest.approx(step, abs=TOLERANCE), names[process]
+        assert min(event["ts"] for event in events) >= 0
+        tracks = defaultdict(list)
+        for event in events:
+            tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"], event["name"]))
+        for tid, found in tracks.items():
+            if threads[tid] != "phases":
+                for before, after in zip(sorted(found), sorted(found)[1:], strict=False):
+                    assert after[0] >= before[1] - 1e-3, (names[process], threads[tid], before, after)
+
+
+def test_every_stage_has_its_passes_in_the_order_of_its_schedule(answer, tmp_path):
+    path = tmp_path / "step.json"
+    answer("bloom-176b", "--batch", "128", "--timeline", str(path))
+    slices, names, _ = read_trace(path)
+    assert len(names) == 12
+    for stage in range(12):
+        passes = [event for event in slices[stage + 1] if "pass" in event["args"]]
+        order = [("FB"[event["name"] == "step: backward"], event["args"]["micro_batch"]) for event in passes]
+        ahead = min(12 - stage, 8)
+        expected = [("F", number) for number in range(ahead)]
+        for number in range(8):
+            expected.append(("B", number))
+            if ahead + number < 8:
+                expected.append(("F", ahead + number))
+        assert order == expected
+        assert passes == sorted(passes, key=lambda event: event["ts"])
+
+
+def test_waits_lie_where_the_schedule_has_them(answer, tmp_path):
+    path = tmp_path / "step.json"
+    answer("bloom-176b", "--timeline", str(path))
+    slices, _, _ = read_trace(path)
+    for stage in range(12):
+        passes = [event for event in slices[stage + 1] if "pass" in event["args"]]
+        waits = [event for event in slices[stage + 1] if event["name"] == "bubble"]
+        begins, ends = passes[0]["ts"], passes[-1]["ts"] + passes[-1]["dur"]
+        before = sum(event["dur"] for event in waits if event["ts"] < begins)
+        after = sum(event["dur"] for event in waits if event["ts"] >= ends - 1e-3)
+        # the first forward pass comes after those of all stages before, the last backward pass comes before theirs
+        assert (before > 0) is (after > 0) is (stage > 0)
+        if stage:
+            assert before / after == pytest.approx(passes[0]["dur"] / passes[-1]["dur"], rel=0.05)
+
+
+def test_slices_are_named_as_a_measured_trace_names_them(answer, tmp_path):
+    path = tmp_path / "step.json"
+    answer("llama3.1-405b", "--timeline", str(path), code=1)
+    slices, _, _ = read_trace(path)
+    found = {(event["cat"], event["name"]) for events in slices.values() for event in events}
+    annotated = {name for category, name in found if category == "user_annotation"}
+    phases = {f"step: {phase}" for phase in ("pipeline", "forward", "backward", "update")}
+    assert annotated - phases == {"nccl:_all_gather_base", "nccl:_reduce_scatter_base", "nccl:all_reduce", "nccl:send"}
+    assert phases < annotated
+    assert {category for category, _ in found} == {"user_annotation", "kernel"}
+    terms = {event["args"].get("measured as", "") for events in slices.values() for event in events} - {""}
+    assert terms <= {term.value for term in StepTerm}
+
+
+def test_a_measured_trace_stands_next_to_the_prediction_and_begins_with_it(answer, tmp_path):
+    measured = tmp_path / "trace.json"
+    common = {"pid": 77, "tid": 77, "cat": "user_annotation", "args": {}}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 77, "tid": 0, "ts": 5e9, "args": {"name": "python"}},
+        {"ph": "X", "name": "before", "ts": 5e9, "dur": 10.0, **common},
+        {"ph": "X", "name": "step: forward", "ts": 5e9 + 100, "dur": 2000.0, **common},
+        {"ph": "X", "name": "gloo:all_reduce", "ts": 5e9 + 2100, "dur": 50.0, **common | {"pid": "Spans"}},
+    ]
+    measured.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    path = tmp_path / "step.json"
+    answer("gpt2-124m", "--timeline", str(path), "--against", str(measured))
+    slices, names, _ = read_trace(path)
+    (process,) = [process for process, name in names.items() if name.startswith("measured: trace.json")]
+    assert process not in (1, 77)
+    assert [(event["name"], event["ts"]) for event in slices[process]] == [("before", -100.0), ("step: forward", 0.0)]
+    others = [event["name"] for pid, found in slices.items() if pid not in (1, process) for event in found]
+    assert others == ["gloo:all_reduce"]
+
+
+def test_the_terms_of_a_record_without_a_trace_stand_next_to_the_prediction(answer, tmp_path):
+    path = tmp_path / "step.json"
+    begin = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
+    end = json.loads(begin.with_name(begin.name.replace("begin", "end")).read_text(encoding="utf-8"))
+    seconds = [row for row in end["figures"] if row["quantity"] == "step_seconds" and row.get("rank") == 0]
+    terms = {row["term"]: row["value"] for row in seconds}
+    assert len(terms) == len(StepTerm)
+    answer("gpt2-124m", "--timeline", str(path), "--against", str(begin))
+    slices, names, _ = read_trace(path)
+    (process,) = [process for process, name in names.items() if name.startswith("measured: ")]
+    found = {event["name"]: event["dur"] / 1e6 for event in slices[process]}
+    assert found == pytest.approx({term: seconds for term, seconds in terms.items() if seconds > 0}, abs=1e-12)
+
+
+REFUSED = {
+    "gpt2-124m --timeline HERE/old.json": "--timeline: the file exists, and is not overwritten",
+    "gpt2-124m --timeline HERE/none/new.json": "--timeline: cannot write: No such file or directory",
+    "gpt2-124m --timeline HERE": "--timeline: not a trace's name",
+    "gpt2-124m --timeline HERE/directory.json": "--timeline: cannot write: it is a directory",
+    "gpt2-124m --timeline HERE/directory.json --force": "--timeline: cannot write: it is a directory",
+    "gpt2-124m --timeline /proc/new.json": "--timeline: cannot write: ",
+    "gpt2-124m --against latest": "--against: is of a timeline",
+    "gpt2-124m bloom-176b --timeline HERE/new.json": "--timeline: is of one run",
+    "bloom-mini --timeline HERE/new.json": "--timeline: no step of it is predicted",
+    "gpt2-124m --timeline HERE/new.json --against HERE/old.json": "--against: no trace: no events",
+    "gpt2-124m --timeline HERE/new.json --against HERE/none.json": "--against",
+    "bloom-176b --batch 1048576 --timeline HERE/new.json": "--timeline: a timeline would be too long",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_printed(capsys, tmp_path, words):
+    (tmp_path / "old.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "directory.json").mkdir()
+    assert main(["predict", *words.replace("HERE", str(tmp_path)).split()]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith(f"error: {REFUSED[words]}")
+    assert (tmp_path / "old.json").read_text(encoding="utf-8") == "{}"
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_force_overwrites_a_file(answer, tmp_path):
+    path = tmp_path / "step.json"
+    path.write_text("old", encoding="utf-8")
+    answer("gpt2-124m", "--timeline", str(path), "--force")
+    assert json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
