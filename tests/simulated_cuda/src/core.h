@@ -111,6 +111,9 @@ void sim_graph_delete(sim_graph *graph);
 int sim_launch(const char *name, const unsigned grid[3], const unsigned block[3], size_t shared, void *stream);
 /* Submit a matrix product of `count` (rows x inner) by (inner x columns), elements of `width` bytes. */
 int sim_matmul(const char *name, long rows, long columns, long inner, long count, int factor_width, int width, void *stream);
+/* The same, `slower` times as long, and with an effect. */
+int sim_product(const char *name, long rows, long columns, long inner, long count, int factor_width, int width, double slower,
+                sim_effect effect, const char payload[PAYLOAD], void *stream);
 
 /* --- times (times.c), all 0 unless SIMULATED_CUDA_TIMES names a table --- */
 

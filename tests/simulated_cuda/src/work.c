@@ -370,8 +370,8 @@ API int sim_launch(const char *name, const unsigned grid[3], const unsigned bloc
     return sim_submit(sim_stream_of(handle), &operation);
 }
 
-API int sim_matmul(const char *name, long rows, long columns, long inner, long count, int factor_width, int width,
-                   void *handle) {
+API int sim_product(const char *name, long rows, long columns, long inner, long count, int factor_width, int width,
+                    double slower, sim_effect effect, const char payload[PAYLOAD], void *handle) {
     const sim_device *device = sim_get(sim_current());
     sim_log("matmul", "device=%d %ldx%ldx%ld count=%ld %s", sim_current(), rows, columns, inner, count, name);
     int error = sim_error(sim_current());
@@ -380,6 +380,12 @@ API int sim_matmul(const char *name, long rows, long columns, long inner, long c
     double flop = 2.0 * (double)rows * (double)columns * (double)inner * (double)count;
     double bytes = (double)count * width * ((double)rows * inner + (double)inner * columns + (double)rows * columns);
     if (factor_width == 1) flop /= 2; /* tensor cores multiply factors of 8 bits at twice the rate */
-    sim_operation operation = {.what = name, .seconds = sim_matmul_seconds(device, flop, bytes)};
+    sim_operation operation = {.what = name, .seconds = slower * sim_matmul_seconds(device, flop, bytes), .effect = effect};
+    if (payload) memcpy(operation.payload, payload, PAYLOAD);
     return sim_submit(sim_stream_of(handle), &operation);
+}
+
+API int sim_matmul(const char *name, long rows, long columns, long inner, long count, int factor_width, int width,
+                   void *handle) {
+    return sim_product(name, rows, columns, inner, count, factor_width, width, 1, NULL, NULL, handle);
 }
