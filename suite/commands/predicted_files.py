@@ -12,13 +12,16 @@ import typer
 
 from reference_runs.errors import InputError
 from reference_runs.run import Workload
+from reference_runs.stack import NO_KEEPING
 from suite.commands.new_file import FORCE, check_new
 from suite.commands.options import with_parameters
 from suite.predict.analytic.machine import Machine
 from suite.predict.plan.predicted_run import Predicted
+from suite.predict.recorded_run.prediction import micro_batches_held
+from suite.predict.simulation.walked_memory import described_keeping
 
 PANEL = "Files to write"
-_TIMELINE, _AGAINST = "--timeline", "--against"
+_TIMELINE, _AGAINST, _SNAPSHOT = "--timeline", "--against", "--memory-snapshot"
 _SHARED: dict[str, tuple[Any, object]] = {
     "timeline": (
         Annotated[
@@ -32,6 +35,16 @@ _SHARED: dict[str, tuple[Any, object]] = {
             str | None,
             typer.Option(
                 help="Put the measured ranks of a launch's record, or of a trace, next to it (with --timeline).",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        None,
+    ),
+    "memory_snapshot": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                help="Write the fullest rank's allocations in a step as a snapshot for PyTorch's memory viewer.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -51,12 +64,13 @@ class PredictedFiles(NamedTuple):
 
     timeline: Path | None = None
     against: str | None = None
+    memory_snapshot: Path | None = None
     force: bool = False
 
     @property
     def given(self) -> dict[str, object | None]:
         """Values by option, None where one is absent."""
-        return {_TIMELINE: self.timeline}
+        return {_TIMELINE: self.timeline, _SNAPSHOT: self.memory_snapshot}
 
     def check(self, runs: list[str], *, sliced: bool) -> None:
         """Refuse, before anything is predicted, what cannot be written in the end.
@@ -74,10 +88,14 @@ class PredictedFiles(NamedTuple):
             raise InputError("is of one run", got=", ".join(runs), allowed="one", where=asked[0])
         if sliced and self.timeline is not None:
             raise InputError("excludes --from: slices have no passes", got=str(self.timeline), where=_TIMELINE)
-        if self.timeline is not None and self.timeline.suffix != ".json":
-            what, allowed = "not a trace's name", "a file ending in .json"
-            raise InputError(what, got=str(self.timeline), allowed=allowed, where=_TIMELINE)
-        check_new(self.timeline, _TIMELINE, force=self.force)
+        for path, option, what, suffix in (
+            (self.timeline, _TIMELINE, "a trace's", ".json"),
+            (self.memory_snapshot, _SNAPSHOT, "a snapshot's", ".pickle"),
+        ):
+            if path is not None and path.suffix != suffix:
+                allowed = f"a file ending in {suffix}"
+                raise InputError(f"not {what} name", got=str(path), allowed=allowed, where=option)
+            check_new(path, option, force=self.force)
 
     def write(self, name: str, predicted: Predicted) -> list[str]:
         """Write them; a line for each that says what was written.
@@ -89,6 +107,10 @@ class PredictedFiles(NamedTuple):
         if self.timeline is not None:
             self._write_timeline(self.timeline, name, predicted)
             lines.append(_written("timeline", self.timeline, "open it at https://ui.perfetto.dev"))
+        if self.memory_snapshot is not None:
+            _write_snapshot(self.memory_snapshot, name, predicted)
+            words = "drop it onto https://docs.pytorch.org/memory_viz"
+            lines.append(_written("memory snapshot", self.memory_snapshot, words))
         return lines
 
     def _write_timeline(self, path: Path, name: str, predicted: Predicted) -> None:
@@ -102,6 +124,30 @@ class PredictedFiles(NamedTuple):
             write_trace(path, name, rank_timelines(workload, machine), against=measured)
         except OSError as error:
             raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_TIMELINE) from error
+
+
+def _write_snapshot(path: Path, name: str, predicted: Predicted) -> None:
+    from suite.predict.timeline.allocations import allocations
+    from suite.predict.timeline.memory_snapshot import write_snapshot
+
+    run, layout, memories = predicted.run, predicted.layout, predicted.prediction and predicted.prediction.memory
+    if run is None or layout is None or not memories:
+        got = "; ".join(predicted.missing) or name
+        raise InputError("no memory of it is predicted", got=got, allowed="a run with a layout", where=_SNAPSHOT)
+    workload = Workload(run.architecture, run.recipe, layout)
+    stage = max(range(len(memories)), key=lambda stage: memories[stage].peak)
+    keeping = predicted.machine.stack.switches.keeping if predicted.machine else NO_KEEPING
+    made = allocations(
+        workload,
+        memories[stage],
+        described_keeping(workload, keeping),
+        stage=stage,
+        micro_batches=micro_batches_held(run.recipe, layout),
+    )
+    try:
+        write_snapshot(path, list(made), f"{name}, stage {stage}, predicted")
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_SNAPSHOT) from error
 
 
 def _timed(predicted: Predicted, name: str, option: str) -> tuple[Workload, Machine]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 from suite.__main__ import main
 from suite.metrics.figures import StepTerm
 from suite.paths import RECORDED_H100
+from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_PEAK
 
 CASES = {
     "no pipeline": "gpt2-124m",
@@ -211,3 +216,92 @@ def test_force_overwrites_a_file(answer, tmp_path):
     path.write_text("old", encoding="utf-8")
     answer("gpt2-124m", "--timeline", str(path), "--force")
     assert json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+
+
+SNAPSHOTS = {
+    "1F1B, full recomputation": "bloom-176b --batch 384",
+    "no pipeline": "gpt2-124m",
+    "interleaved": "llama3.1-405b",
+    "mixture": "deepseek-v3",
+    **{name: f"{CASES[name]} --batch 384" for name in ("GPipe", "zero bubble")},
+    **{name: CASES[name] for name in ("ZB-V", "DualPipeV", "PipeDream", "full recomputation, ZeRO-2")},
+    "interleaved, eager gathers": "nemotron4-340b",
+    "walked through": "llama2-7b --on h100-sxm --gpus 8 --stack transformers",
+    "nanotron": "llama2-7b --on h100-sxm --gpus 8 --stack nanotron",
+}
+
+
+def replayed(snapshot):
+    """Most bytes that live at a time, by category then, and bytes left by block: a reader of the events alone."""
+    alive, most, parts = {}, 0, Counter()
+    now = Counter()
+    for event in snapshot["device_traces"][0]:
+        address, size = event["addr"], event["size"]
+        if event["action"] == "alloc":
+            for other, (length, _) in alive.items():
+                assert not (other < address + size and address < other + length), "two blocks share a place"
+            category = event["frames"][-2]["name"]
+            alive[address] = size, category
+            now[category] += size
+            if sum(now.values()) > most:
+                most, parts = sum(now.values()), Counter(now)
+        elif event["action"] == "free_completed":
+            length, category = alive.pop(address)
+            assert length == size
+            now[category] -= size
+    return most, {name: size for name, size in parts.items() if size}, alive
+
+
+@pytest.mark.parametrize("words", SNAPSHOTS.values(), ids=SNAPSHOTS)
+def test_another_reader_of_a_snapshot_finds_the_predicted_peak_and_its_parts(capsys, tmp_path, words):
+    path = tmp_path / "step.pickle"
+    assert main(["predict", *words.split(), "--memory-snapshot", str(path), "--json"]) in (0, 1)
+    rows = [row for row in json.loads(capsys.readouterr().out)["figures"] if row["quantity"] == "peak_bytes"]
+    peaks = {row["stage"]: row["left"] for row in rows if row["term"] is None}
+    fullest = max((stage for stage in peaks if stage is not None), key=peaks.__getitem__)
+    expected = {
+        row["term"]: row["left"] for row in rows if row["stage"] == fullest and row["convention"] == PART_OF_PEAK
+    }
+    snapshot = pickle.loads(path.read_bytes())
+    most, parts, alive = replayed(snapshot)
+    assert most == pytest.approx(peaks[None], abs=len(expected), rel=0)
+    assert {*parts} == {*expected}
+    for name, size in expected.items():
+        assert parts[name] == pytest.approx(size, abs=16, rel=0), name
+    blocks = {
+        block["address"]: block["requested_size"]
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    assert blocks == {address: size for address, (size, _) in alive.items()}
+
+
+def test_activations_of_a_snapshot_are_by_kind(capsys, tmp_path):
+    path = tmp_path / "step.pickle"
+    assert main(["predict", "gpt2-124m", "--memory-snapshot", str(path), "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out)["figures"] if row["convention"] == OF_A_LAYER]
+    of_a_layer = {row["term"]: row["left"] for row in rows if row["left"]}
+    made = Counter()
+    for event in pickle.loads(path.read_bytes())["device_traces"][0]:
+        if event["action"] == "alloc" and event["frames"][-2]["name"] == "activations":
+            made[event["frames"][0]["name"]] += event["size"]
+    assert {kind: made[kind] for kind in of_a_layer} == {kind: 12 * size for kind, size in of_a_layer.items()}
+
+
+def test_pytorch_reads_and_draws_a_snapshot(capsys, tmp_path):
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    path = tmp_path / "step.pickle"
+    assert main(["predict", "bloom-176b", "--batch", "64", "--memory-snapshot", str(path)]) == 0
+    snapshot = pickle.loads(path.read_bytes())
+    for page in (viz.trace_plot(snapshot), viz.segment_plot(snapshot)):
+        assert base64.b64encode(pickle.dumps(snapshot)[:3000]).decode() in page
+    capsys.readouterr()
+    for action, expected in (("stats", "Summary of segments"), ("trace", "entries")):
+        shown = subprocess.run(
+            [sys.executable, "-m", "torch.cuda._memory_viz", action, str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert expected in shown.stdout
