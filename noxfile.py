@@ -25,6 +25,7 @@ SIMULATED = "tests/simulated_cuda"
 TESTED = ("execute", "models", "kernels", "test", "fit", "regress", "tables", "report", "fleet")
 PYTEST = ("python", "-m", "pytest")
 SIDE_BY_SIDE = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--benchmark-disable")
+CUDNN_FRONT_END = "nvidia-cudnn-frontend==1.18.0"  # later ones need packages that compile kernels
 OLDEST = ("2.11.0", "3.6.0")  # PyTorch, and the Triton that it comes with
 
 
@@ -241,11 +242,11 @@ def install_simulated(session: nox.Session, torch: str, triton: str) -> None:
     wanted += ["filelock", "typing-extensions", "setuptools<82", "sympy", "networkx", "jinja2", "fsspec", "numpy"]
     headers = [f"nvidia-cuda-{part}>=13,<13.1" for part in ("runtime", "crt")]
     stamp = place / "installed.txt"
-    text = "\n".join([*wanted, torch, triton, *headers, Path(CONSTRAINTS).read_text(encoding="utf-8")])
+    text = "\n".join([*wanted, torch, triton, CUDNN_FRONT_END, *headers, Path(CONSTRAINTS).read_text(encoding="utf-8")])
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != text:
         session.install("--no-compile", "--constraint", CONSTRAINTS, *wanted)
         try:
-            session.install("--no-compile", "--no-deps", f"torch==={torch}", f"triton=={triton}")
+            session.install("--no-compile", "--no-deps", f"torch==={torch}", f"triton=={triton}", CUDNN_FRONT_END)
             session.install("--no-compile", "--no-deps", "--upgrade", "--target", str(place / "cuda_headers"), *headers)
         except CommandFailed:
             session.skip(f"NOT RUN: PyTorch {torch} for CUDA, Triton {triton} or CUDA's headers cannot be had")

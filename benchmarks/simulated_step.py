@@ -130,7 +130,7 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
 
 # matrix multiplications are counted by their shape, the others move nothing
 _LEFT_OUT = ("mm", "addmm", "bmm", "baddbmm", "empty", "empty_like", "empty_strided", "new_empty", "record_stream")
-_ATTENTION = "_scaled_dot_product"
+_ATTENTION = ("_scaled_dot_product", "packed_attention")
 
 
 class MovedBytes(ObservingMode):
@@ -184,7 +184,7 @@ def compiled_bytes() -> Iterator[list[float]]:
         kernels.run = run
 
 
-def counted(run: str, layers: int, scratch: Path) -> CountedStep:
+def counted(run: str, layers: int, optimizations: str, scratch: Path) -> CountedStep:
     """A step of the recorded run on one GPU, as its ranks execute it, with so many of its layers; 0: all.
 
     Two steps warm up, the launches of the third count, and the bytes of the fourth.
@@ -192,7 +192,8 @@ def counted(run: str, layers: int, scratch: Path) -> CountedStep:
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     torch._inductor.config.benchmark_kernel = True  # keeps each kernel's bytes
-    whole = plan(Request(name=run, layout="dp1", device="cuda", steps=LEAST_STEPS, results=scratch))
+    request = Request(name=run, layout="dp1", device="cuda", steps=LEAST_STEPS, results=scratch)
+    whole = plan(msgspec.structs.replace(request, optimizations=optimizations))
     architecture = msgspec.structs.replace(whole.architecture, layers=layers or whole.architecture.layers)
     asked = msgspec.structs.replace(whole, architecture=architecture)
     job = job_for(asked, corpus_for(asked, None), str(scratch))
@@ -237,13 +238,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run", help="name of a recorded run")
     parser.add_argument("--layers", type=int, default=0, help="number of layers (default: as recorded)")
+    parser.add_argument("--optimizations", default="default", help="as of reproduce")
     asked = parser.parse_args(arguments)
     if LOG not in os.environ:
         command = "python -m tests.simulated_cuda --log FILE -- python -m benchmarks.simulated_step"
         print(f"error: no simulated device with a log here: {command} {asked.run}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as scratch:
-        print(msgspec.json.encode(counted(asked.run, asked.layers, Path(scratch))).decode())
+        print(msgspec.json.encode(counted(asked.run, asked.layers, asked.optimizations, Path(scratch))).decode())
     return 0
 
 

@@ -17,9 +17,10 @@ from reference_runs.run import Architecture, Precision, Recipe
 from suite.job.options import KernelChoice, Texts
 from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, rungs_on, setting_above, setting_of
 from suite.launch import network_namespaces
-from suite.machine.packages import compilation_missing
+from suite.machine.packages import PACKAGES, compilation_missing
 from suite.metrics.figures import Quantity, of_job
 from suite.predict.executed_run.figures import memory_figures
+from suite.predict.simulation.optimizations import RULES
 from suite.reproduce.plan import Plan, check_seed
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 
@@ -143,6 +144,9 @@ def refusal(rung: Rung, target: Target) -> str:
             return need.value
     if {"compiled", "triton"} & rung.changes.keys() and (missing := compilation_missing(target.device)):
         return missing
+    for rule in (RULES[name] for name in rung.changes.get("optimizations", ())):
+        if not rule.is_installed:
+            return f"{PACKAGES[rule.package].name} is not installed"
     ranks: int = rung.changes.get("data_parallel", 1)
     if target.gpus is not None and ranks > target.gpus and not (target.host_names and "hosts" in rung.changes):
         return f"{ranks} GPUs needed, {target.gpus} here"

@@ -55,6 +55,7 @@ PACKAGES = {
         Package("tokenizers", "tokenizers", _LAUNCHES),
         Package("pynvml", "nvidia-ml-py", "accept and calibrate on GPUs", "execute"),
         Package("triton", "triton", "--kernels triton, kernel tests and benchmarks", "kernels"),
+        Package("cudnn", "nvidia-cudnn-frontend", "--optimizations packed-gradients"),
         Package("pandas", "pandas", "results, report, validate, regress"),
         Package("numpy", "numpy", "regress, and the page of report"),
         Package("scipy", "scipy", "regress, fit, reproduce --launches, and the page of report"),

@@ -179,7 +179,7 @@ def plan(request: Request) -> Plan:
     compiled, eager = checked_compilation(request.compiled, device, layout)
     kernels = checked_kernels(request.kernels, device)
     check_kernels(workload.architecture, layout, kernels)
-    launch = PlannedLaunch(workload, device, compiled, kernels)
+    launch = PlannedLaunch(workload, device, compiled, kernels, kernels_for(workload.recipe.precision, device).gpu)
     optimizations, plain = checked_optimizations(request.optimizations, launch)
     checked = Plan(
         name=subject.name,

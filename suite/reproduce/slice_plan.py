@@ -21,6 +21,7 @@ from suite.job.slice import SUFFIX, Slice, SliceStage
 from suite.job.training_job import warm_up_steps
 from suite.launch.interruption import check_minutes
 from suite.machine.devices import cuda_device_list, resolved_device
+from suite.machine.half_precision import kernels_for
 from suite.paths import cache_directory, whole_file
 from suite.predict.analytic.memory import optimizer_shards
 from suite.predict.simulation.launched_options import device_options
@@ -81,7 +82,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
     compiled, eager = checked_compilation(request.compiled, device, workload.layout)
     kernels = checked_kernels(request.kernels, device)
     _check_executable(run, workload, device, kernels)
-    launch = PlannedLaunch(workload, device, compiled, kernels)
+    launch = PlannedLaunch(workload, device, compiled, kernels, kernels_for(workload.recipe.precision, device).gpu)
     optimizations, plain = checked_optimizations(request.optimizations, launch)
     sharing = _sharing(workload.layout, shape.number)
     group = _group(request.ranks, sharing, workload.layout, device)

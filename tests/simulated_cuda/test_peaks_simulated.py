@@ -50,6 +50,7 @@ CASES = [
     *((name, "dp1") for name in miniatures()),
     *((name, "dp1,fused") for name in FUSED),
     ("gpt2-mini", "dp1,compiled"),
+    ("gpt2-mini", "dp1,fused,packed"),
     ("gpt2-mini", "dp1,fp8"),
     ("gpt2-mini", "dp1,fp8,compiled"),
     ("llama2-mini", "dp1,fused,fp8,recompute-full"),
@@ -69,9 +70,9 @@ def job_of(name: str, words: str, directory: Path) -> Job:
     """A job of `MICRO_BATCHES` micro-batches a step.
 
     Args:
-        words: those of --layout, and "compiled", "triton" or "fp8".
+        words: those of --layout, and "compiled", "triton", "fp8" or "packed".
     """
-    layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton", "fp8"))
+    layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton", "fp8", "packed"))
     planned = plan(
         Request(
             name=name,
@@ -80,6 +81,7 @@ def job_of(name: str, words: str, directory: Path) -> Job:
             compiled="compiled" in words,
             kernels="triton" if "triton" in words else "torch",
             products="fp8-current" if "fp8" in words else None,
+            optimizations="packed-gradients" if "packed" in words else None,
             steps=6,
             results=directory,
         )

@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from benchmarks.simulated_step import CountedStep, LaunchKind
+from reference_runs.catalog import reference_run
 from tests.simulated_cuda.environment import ROOT, simulated_environment
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
@@ -23,9 +25,10 @@ RUNS = pytest.mark.parametrize("run", ["gpt2-124m", pytest.param("gpt2-1558m", m
 
 
 @functools.cache
-def counted(run: str, scratch: Path) -> CountedStep:
-    environment = simulated_environment(1, log=scratch / f"{run}.log")
+def counted(run: str, scratch: Path, optimizations: str = "default") -> CountedStep:
+    environment = simulated_environment(1, log=scratch / f"{run}-{optimizations}.log")
     command = [sys.executable, "-m", "benchmarks.simulated_step", run, "--layers", str(LAYERS)]
+    command += ["--optimizations", optimizations]
     done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=800)
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=CountedStep)
 
@@ -59,3 +62,28 @@ def test_a_layer_s_launches_are_products_attention_and_compiled_kernels(run: str
     assert found.step.launches[LaunchKind.ATTENTION] == 2 * passes  # forward and backward
     assert found.compiled_bytes > 0
     assert found.operator_bytes > 0
+
+
+@RUNS
+def test_a_sum_computed_with_the_next_norm_saves_passes_over_the_hidden_states(run: str, scratch: Path) -> None:
+    """Of the one sum between the two layers: a pass forward, and four backward, where the first norm's pass is one."""
+    apart, together = counted(run, scratch, "none"), counted(run, scratch, "across-blocks")
+    states = 2 * reference_run(run).layout.micro_batch * reference_run(run).architecture.sequence
+    passes = (apart.compiled_bytes - together.compiled_bytes) / apart.micro_batches
+    assert passes / states / reference_run(run).architecture.hidden > LAYERS
+    assert apart.step.launches[LaunchKind.COMPILED] > together.step.launches[LaunchKind.COMPILED]
+
+
+@RUNS
+@pytest.mark.skipif(find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
+def test_cudnn_writes_one_gradient_of_queries_keys_and_values_which_no_kernel_joins(run: str, scratch: Path) -> None:
+    apart = counted(run, scratch, "across-blocks")
+    packed = counted(run, scratch, "packed-gradients,across-blocks")
+    assert packed.graph_breaks == 0
+    assert packed.step.launches[LaunchKind.ATTENTION] == apart.step.launches[LaunchKind.ATTENTION]
+    passes = LAYERS * packed.micro_batches
+    assert apart.step.launches[LaunchKind.COMPILED] - packed.step.launches[LaunchKind.COMPILED] == passes
+    layout, shape = reference_run(run).layout, reference_run(run).architecture
+    states = 2 * layout.micro_batch * shape.sequence * shape.hidden
+    saved = (apart.compiled_bytes - packed.compiled_bytes) / passes
+    assert saved == pytest.approx(6 * states, rel=1e-3)  # three gradients, read and written

@@ -267,6 +267,12 @@ _OWN = {
 _WITHOUT_SCORES = dict.fromkeys(_BACKWARD, _attention_gradient_flop)
 
 
+def counts_as_attention_backward(operator: Any) -> None:
+    """Count the flop of an operator as those of attention's backward pass, whose first arguments it has."""
+    _OWN[operator] = _attention_backward_flop
+    _WITHOUT_SCORES[operator] = _attention_gradient_flop
+
+
 class LocalFlopCounter(FlopCounterMode):
     """PyTorch's flop counter, silent, of this rank's products: 2 M N K each. Element-wise operators do not count.
 

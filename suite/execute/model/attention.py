@@ -14,6 +14,7 @@ from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Architecture, QueryKeyNorm, Recipe
+from suite.execute.model.packed_attention import packed_attention
 from suite.execute.model.torch_operations import Operations
 
 
@@ -29,6 +30,7 @@ class Context(nn.Module):
 
     Attributes:
         recompute: whether the backward pass computes it again.
+        packs: whether the gradients of queries, keys and values are one (see `packed_attention`).
         pads: whether it pads them. Without it only what is needed is multiplied, and PyTorch may store the scores.
     """
 
@@ -42,6 +44,7 @@ class Context(nn.Module):
         self.operations = operations
         self.fused = fused
         self.recompute = False
+        self.packs = False
         self.pads = True
 
     def forward(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
@@ -52,6 +55,11 @@ class Context(nn.Module):
             context_BHTK = weighted(q_BHTK, k_BHSK, v_BHSK, mask)
         context: Tensor = context_BHTK.transpose(1, 2).flatten(2)
         return context
+
+    def packed(self, packed_BTX: Tensor) -> Tensor:
+        """The context of a fused projection's output [B, T, H * 3 * K], fused, causal and without dropout."""
+        context_BHTK = packed_attention(packed_BTX, self.fused_head_dim, 1 / self.divisor)
+        return context_BHTK.transpose(1, 2).flatten(2)
 
     def _fused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         probability = self.dropout if self.training else 0.0
@@ -163,6 +171,9 @@ class Attention(nn.Module):
                 q_BHTK = q_BHTK.unflatten(1, (-1, self.group))
         else:
             fused = self.query_key_value(x_BTD)
+            if self.context.packs:
+                packed: Tensor = self.projection(self.context.packed(fused))
+                return packed
             split = (
                 _by_head(fused, 3, self.head_dim) if self.group == 1 else _by_group(fused, self.group, self.head_dim)
             )

@@ -44,6 +44,7 @@ class Decoder(nn.Module):
         layers: numbers of the layers; None: all of them.
         first, last: whether embedding, and final norm with head, belong to it.
         across_blocks: whether the sum at the end of a block is computed with the norm that follows it.
+        packed_gradients: whether attention, which is fused, gives one gradient of queries, keys and values.
 
     Attributes:
         heads: those whose scores are computed here.
@@ -63,6 +64,7 @@ class Decoder(nn.Module):
         first: bool = True,
         last: bool = True,
         across_blocks: bool = False,
+        packed_gradients: bool = False,
     ) -> None:
         super().__init__()
         self.architecture = architecture
@@ -95,6 +97,8 @@ class Decoder(nn.Module):
                 layer.leaves_sum = True
         if recipe.product_format.casts:
             scale_products(self.blocks)
+        for context in self.contexts:
+            context.packs = packed_gradients
         self.final_norm = norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=architecture.bias.head) if last else None

@@ -47,6 +47,7 @@ def split_chunks(
                 first=number == 0,
                 last=number == len(layers) - 1,
                 across_blocks=Optimization.ACROSS_BLOCKS in job.training_options.optimizations,
+                packed_gradients=Optimization.PACKED_GRADIENTS in job.training_options.optimizations,
             )
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
         if job.slice is None:

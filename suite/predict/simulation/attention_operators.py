@@ -10,6 +10,7 @@ from suite.predict.simulation.host_calls import (
     FUSED_ATTENTION,
     HEADS,
     ONE_OPERATOR_SOFTMAX,
+    PACKED_ATTENTION,
     PADDED_HEADS,
     ROTATION,
     SCORES,
@@ -241,6 +242,23 @@ class AttentionOperators(OperatorBase):
         generator = [tape.block(size) for size in GENERATOR_BYTES[self._sdpa_backend]] if self._cuda else []
         kept = [q.block, k.block, v.block, mask, out, logarithms, *generator]
         return Value(out, tape.record([q, k, v], kept, rule))
+
+    def packed_attention(self, x: Value, *, elements: int, sizes: tuple[int, int, int]) -> Value:
+        """Fused attention over a fused projection's output, of 3 `elements`, on a GPU: keeps that, its output and an
+        fp32 log-sum-exp a row of scores. Backward: one gradient."""
+        workspace = attention_workspace_bytes(self._sdpa_backend, heads=sizes[0], length=sizes[1], head_dim=sizes[2])
+
+        def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("attention", *sizes, variant="backward")
+            self._host_backward(PACKED_ATTENTION)
+            packed = self.block(3 * elements)
+            self._in_passing(workspace)
+            return [packed]
+
+        self._count("attention", *sizes)
+        self._host_forward(PACKED_ATTENTION)
+        out, logarithms = self.block(elements), self.tape.block(FP32 * elements // sizes[2])
+        return Value(out, self.tape.record([x], [x.block, out, logarithms], rule))
 
 
 class LatentOperators(OperatorBase):

@@ -61,6 +61,7 @@ class Chunk:
         self.architecture, self.recipe, self.layout = workload
         self.training_options, self.compiled = options.training_options, options.compiled
         self.leaves_sums = Optimization.ACROSS_BLOCKS in options.training_options.optimizations
+        self.packs = Optimization.PACKED_GRADIENTS in options.training_options.optimizations
         self.cuda = options.kernels.cuda
         self.parameters = parameters
         self.sharding = sharding
@@ -312,6 +313,10 @@ class Chunk:
         apart = [] if layer.query is None else [self.context.queries(self.parameters.query_position, layer.query)]
         parts = 3 - len(apart)
         fused = self._by_columns(x, layer.query_key_value, rows=(parts - 2) * sizes.inner + 2 * sizes.keys_inner)
+        if self.packs:
+            context = operators.packed_attention(fused, elements=sizes.queries, sizes=(*sizes.batched, sizes.head_dim))
+            del fused
+            return self._by_rows(context, layer.projection, columns=sizes.context_width)
         grouped = sizes.grouped and not apart
         if grouped:
             split = operators.groups(fused, elements=sizes.queries + 2 * sizes.keys)

@@ -49,6 +49,9 @@ CONTEXT = HostCalls(  # matmul(weights, v).transpose(1, 2).flatten(2)
 FUSED_ATTENTION = HostCalls(  # scaled_dot_product_attention(...).transpose(1, 2).flatten(2)
     views=("transpose", "view"), nodes=("ScaledDotProductFlashAttentionForCpu", "Transpose", "View")
 )
+PACKED_ATTENTION = HostCalls(  # packed_attention(x, ...).transpose(1, 2).flatten(2)
+    views=("view", "permute", "unbind", "transpose", "view"), nodes=("_PackedAttention", "Transpose", "View")
+)
 # Assumed: two views and three nodes more than PyTorch 2.13 has, so that a slice is a view of a view with a node of its
 # own. No measurement contradicts it.
 ROTATION = HostCalls(

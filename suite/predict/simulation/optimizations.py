@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Norm, Residual, Workload
+from reference_runs.run import Norm, QueryKeyNorm, Residual, Workload
 from suite.job.options import KernelChoice, Optimization
+from suite.machine.gpu import H100, Gpu, SdpaBackend, sdpa_backend
 from suite.machine.packages import PACKAGES
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 
 
 class PlannedLaunch(NamedTuple):
@@ -18,12 +20,14 @@ class PlannedLaunch(NamedTuple):
         device: "cpu" or "cuda".
         compiled: whether blocks are.
         kernels: of everything but matrix products.
+        gpu: that it runs on.
     """
 
     workload: Workload
     device: str
     compiled: bool
     kernels: KernelChoice
+    gpu: Gpu = H100
 
 
 class OptimizationRule(NamedTuple):
@@ -69,9 +73,37 @@ def sums_with_norms(launch: PlannedLaunch) -> str:
     return next((words for applies, words in reasons if applies), "")
 
 
+def one_gradient(launch: PlannedLaunch) -> str:
+    """Why attention cannot write the gradient of a fused projection's output.
+
+    Rotated or normalised queries and keys are no views of that output, nor is what is gathered or repeated; heads of
+    a group of queries do not lie at equal distances.
+    """
+    architecture, recipe, layout = launch.workload
+    half, head_dim = WEIGHT_ELEMENT_BYTES[recipe.precision] < FP32, architecture.fused_head_dim
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (not layout.fused_attention, "attention that stores its scores"),
+        (architecture.rotary_dim is not None, "queries and keys that are rotated"),
+        (architecture.query_key_norm is not QueryKeyNorm.NONE, "queries and keys that are normalised"),
+        (architecture.kv_heads != architecture.heads, "queries that share keys"),
+        (architecture.key_value_rank is not None, "latent attention"),
+        (architecture.top_query_layer, "a top-query layer"),
+        (recipe.attention_dropout > 0, "dropout in attention"),
+        (layout.recomputation is Recomputation.SELECTIVE, "attention that is recomputed"),
+        (layout.tensor_parallel * layout.context_parallel > 1, "attention that ranks share out"),
+        (
+            sdpa_backend(launch.gpu, half=half, head_dim=head_dim) is not SdpaBackend.CUDNN,
+            "another kernel of attention than cuDNN's",
+        ),
+    )
+    return next((words for applies, words in reasons if applies), "")
+
+
 # An optimization that is missing here is not built yet
 RULES: Mapping[Optimization, OptimizationRule] = {
-    Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True)
+    Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
+    Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
 }
 
 

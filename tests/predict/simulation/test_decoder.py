@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation
+from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Residual, Workload
 from suite.execute.measure.counters import KeptForBackward
 from suite.execute.model.decoder import Decoder
@@ -68,3 +70,18 @@ def test_kept_bytes_are_those_that_autograd_keeps(
     assert kept.bytes() == executed_activation_bytes(workload, options, stage=0)
     loss.backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
+
+
+def test_kept_bytes_of_attention_with_one_gradient_are_those_that_autograd_keeps() -> None:
+    small = miniature(reference_run(miniatures()["gpt2-mini"]), "cpu", ranks=1)
+    architecture = msgspec.structs.replace(small.architecture, layers=2, sequence=37)
+    recipe = msgspec.structs.replace(BLOOM.recipe, **(FP32_WITHOUT_DROPOUT | {"precision": Precision.BF16}))
+    workload = Workload(architecture, recipe, Layout(micro_batch=SAMPLES, fused_attention=True))
+    for names in ((), (Optimization.PACKED_GRADIENTS,)):
+        decoder = Decoder(architecture, recipe, fused_attention=True, packed_gradients=bool(names)).to(torch.bfloat16)
+        tokens = torch.randint(architecture.vocabulary, (SAMPLES, architecture.sequence + 1))
+        kept = KeptForBackward(lambda decoder=decoder: list(decoder.parameters()))  # type: ignore[misc]
+        with kept.hooks():
+            decoder(tokens[:, :-1], tokens[:, 1:]).backward()
+        options = StepOptions(training_options=TrainingOptions(rung="", optimizations=names))
+        assert kept.bytes() == executed_activation_bytes(workload, options, stage=0)

@@ -1,0 +1,62 @@
+"""Attention over a fused projection's output against PyTorch's attention of its parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from suite.execute.measure.counters import LocalFlopCounter
+from suite.execute.model.packed_attention import packed_attention
+
+BATCH, LENGTH, HEADS, HEAD_DIM, SCALE = 2, 37, 3, 8, 0.3
+
+
+def _plain(packed: torch.Tensor) -> torch.Tensor:
+    q, k, v = packed.view(BATCH, LENGTH, HEADS, 3, HEAD_DIM).permute(3, 0, 2, 1, 4).unbind(0)
+    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE)
+
+
+def _packed(packed: torch.Tensor) -> torch.Tensor:
+    return packed_attention(packed, HEAD_DIM, SCALE)
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_context_and_gradient_are_those_of_attention_over_the_parts(dtype: torch.dtype, *, compiled: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = BATCH, LENGTH, HEADS * 3 * HEAD_DIM
+    values = torch.randn(shape, generator=generator).to(dtype)
+    upstream = torch.randn((BATCH, HEADS, LENGTH, HEAD_DIM), generator=generator).to(dtype)
+    results = []
+    for attention in (_plain, torch.compile(_packed, fullgraph=True, backend="aot_eager") if compiled else _packed):
+        leaf = values.clone().requires_grad_()
+        out = attention(leaf)
+        out.backward(upstream)
+        assert leaf.grad is not None
+        results.append((out.detach(), leaf.grad))
+    for plain, packed in zip(*results, strict=True):
+        torch.testing.assert_close(packed, plain, rtol=0, atol=0)  # the same kernel of the same numbers
+
+
+def test_flop_are_those_of_attention_over_the_parts_and_model_flop_leave_the_repeated_scores_out() -> None:
+    found = []
+    for attention in (_plain, _packed):
+        for recomputes in (True, False):
+            leaf = torch.zeros(BATCH, LENGTH, HEADS * 3 * HEAD_DIM, requires_grad=True)
+            with LocalFlopCounter(recomputes=recomputes) as flop:
+                attention(leaf).sum().backward()
+            found.append(flop.get_total_flops())
+    product = 2 * BATCH * HEADS * LENGTH**2 * HEAD_DIM
+    assert found == 2 * [7 * product, 6 * product]
+
+
+def test_the_gradient_is_written_where_the_projection_has_its_output() -> None:
+    """The operator itself: PyTorch checks its fake's shape, strides and that it changes no argument."""
+    packed = torch.randn(BATCH, LENGTH, HEADS * 3 * HEAD_DIM)
+    q, k, v = packed.view(BATCH, LENGTH, HEADS, 3, HEAD_DIM).permute(3, 0, 2, 1, 4).unbind(0)
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, logarithms = forward(q, k, v, 0.0, True, scale=SCALE)[:2]
+    given = (torch.ones_like(out), q, k, v, out, logarithms, SCALE)
+    torch.library.opcheck(torch.ops.llm_reference_runs.packed_attention_backward.default, given)
