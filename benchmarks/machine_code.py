@@ -1,10 +1,17 @@
-"""Machine code for an H100 of the kernels that a run launches: registers, spills and instructions, without a GPU.
+"""Machine code of the kernels that a run launches: registers, spills, bytes on the way, instructions, without a GPU.
 
-    python -m benchmarks.machine_code gpt2-124m --kernel row_norm
+    python -m benchmarks.machine_code gpt2-124m --kernel row_norm --target sm_100
 
 The model of a run runs on tensors without memory, forward and backward over one micro-batch, and every launch of Triton
-is noted with its arguments; then each is compiled for sm_90. Runs are GPT-2 as recorded, and miniatures in their GPU
-size. Nothing is measured or predicted. Exit code 0; 2: bad usage, or Triton cannot compile here.
+is noted with its arguments; then each is compiled for the target, by default sm_90. Runs are GPT-2 as recorded, and
+miniatures in their GPU size. Nothing is measured or predicted. Exit code 0; 2: bad
+usage, or Triton cannot compile here.
+
+Column "at once": programs that a multiprocessor holds at the same time, by registers, shared memory and warps. Column
+"in flight": kB that its loads have on the way at most, these programs times their threads times the bytes that a thread
+waits for (`machine_listing.waiting_bytes`). An H100 needs about 25 kB of a kernel that only reads: 3.35 TB/s times a
+latency taken as 1 us, in 132 parts. A program that computes loads nothing unless it loads ahead: with one program at
+once even much in flight does not keep the memory busy.
 """
 
 from __future__ import annotations
@@ -31,6 +38,8 @@ from triton.runtime.jit import JITFunction, MockTensor
 
 import kernels.operator
 import kernels.tiles
+from benchmarks.machine_listing import access_bytes, instructions, waiting_bytes
+from benchmarks.machine_targets import TARGETS, CompilationTarget
 from kernels.operator import INTERPRETED
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout
@@ -38,12 +47,14 @@ from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Mask, Recipe
 from suite.reproduce.supported import without_triton_kernel
 
-PROCESSORS = 132  # of an H100 SXM: grids depend on it
-TARGET = GPUTarget("cuda", 90, 32)
+USUAL_TARGET = "sm_90"
 GPT2_RUNS = ("gpt2-124m", "gpt2-1558m")
-HEADER = ("kernel", "launches", "first tensor", "programs x warps", "registers", "spilled", "shared", "load", "store")
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)[^;]*;", re.MULTILINE)
-_ROOM = re.compile(r"REG:(\d+) STACK:(\d+)")
+HEADER = (
+    *("kernel", "launches", "first tensor", "programs x warps", "registers", "spilled", "shared", "load", "store"),
+    *("at once", "in flight"),
+)
+_NVIDIA_ROOM = re.compile(r"REG:(\d+) STACK:(\d+)")
+_AMD_ROOM = re.compile(r"\.private_segment_fixed_size: (\d+).*?\.vgpr_count: +(\d+)", re.DOTALL)
 
 
 class KernelArgument(NamedTuple):
@@ -68,13 +79,14 @@ class KernelLaunch(NamedTuple):
 
 
 class MachineCode(NamedTuple):
-    """One kernel compiled for sm_90.
+    """One kernel compiled for a target.
 
     Args:
         registers: of a thread.
         spilled_bytes: of a thread, in memory: what its registers do not hold.
         shared_bytes: of a program.
-        opcodes: with their modifiers, such as LDG.E.128, in order; NOP left out.
+        opcodes: with their modifiers, such as LDG.E.128, in order; those that do nothing left out.
+        waiting_bytes: of a thread: the most that its loads have on the way at once.
         built: Triton's compiled kernel.
     """
 
@@ -82,39 +94,41 @@ class MachineCode(NamedTuple):
     spilled_bytes: int
     shared_bytes: int
     opcodes: tuple[str, ...]
+    waiting_bytes: int
     built: Any
 
     @property
     def load_bytes(self) -> list[int]:
         """Bytes that a thread loads from memory at once, each width that occurs."""
-        return _widths(self.opcodes, ("LDG", "LDGSTS"))
+        return access_bytes(self.opcodes, "load")
 
     @property
     def store_bytes(self) -> list[int]:
         """Bytes that a thread stores to memory at once, each width that occurs."""
-        return _widths(self.opcodes, ("STG",))
+        return access_bytes(self.opcodes, "store")
 
     @property
     def kinds(self) -> Counter[str]:
         """Instructions by opcode without modifiers."""
         return Counter(opcode.partition(".")[0] for opcode in self.opcodes)
 
+    def programs_at_once(self, launch: KernelLaunch, target: CompilationTarget) -> int:
+        """Programs of the launch that a multiprocessor holds at once."""
+        return target.programs_at_once(
+            registers=self.registers, shared_bytes=self.shared_bytes, warps=launch.warps, programs=launch.programs
+        )
 
-def _widths(opcodes: Sequence[str], kinds: tuple[str, ...]) -> list[int]:
-    bits = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
-    found = set()
-    for opcode in opcodes:
-        kind, *modifiers = opcode.split(".")
-        if kind in kinds:
-            found.add(next((bits[word] for word in modifiers if word in bits), 4))
-    return sorted(found, reverse=True)
+    def in_flight_bytes(self, launch: KernelLaunch, target: CompilationTarget) -> int:
+        """The most bytes of loads that a multiprocessor has on the way at once, see above."""
+        threads = launch.warps * target.warp_threads
+        return self.programs_at_once(launch, target) * threads * self.waiting_bytes
 
 
 @contextmanager
-def launches_noted() -> Iterator[list[KernelLaunch]]:
+def launches_noted(target: CompilationTarget = TARGETS[USUAL_TARGET]) -> Iterator[list[KernelLaunch]]:
     """Within it, launches of Triton on any tensors are appended to the list, and computed nowhere.
 
-    Grids and blocks are those of an H100.
+    Grids, blocks and warps are those of the target.
     """
     for one in pkgutil.iter_modules(kernels.__path__, "kernels."):
         importlib.import_module(one.name)  # before names are replaced, which PyTorch reads the source of
@@ -131,7 +145,8 @@ def launches_noted() -> Iterator[list[KernelLaunch]]:
     answers = {
         kernels.operator.runs_triton: lambda _: True,
         kernels.operator.launchable: lambda kernel: kernel,
-        kernels.tiles._multiprocessors: lambda _: PROCESSORS,
+        kernels.tiles._multiprocessors: lambda _: target.multiprocessors,
+        kernels.tiles._warp_threads: lambda _: target.warp_threads,
     }
     modules = [module for name, module in sys.modules.items() if name.startswith("kernels.")]
     places = [
@@ -152,14 +167,16 @@ def launches_noted() -> Iterator[list[KernelLaunch]]:
             setattr(module, name, real)
 
 
-def model_launches(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[KernelLaunch]:
+def model_launches(
+    architecture: Architecture, recipe: Recipe, layout: Layout, target: CompilationTarget
+) -> list[KernelLaunch]:
     """Launches of one micro-batch of a model, forward and backward, on one GPU."""
     from suite.execute.model.decoder import Decoder
     from suite.execute.model.triton_operations import TritonOperations
     from suite.execute.precision import DTYPES
 
     usual = torch.get_default_dtype()
-    with launches_noted() as found, FakeTensorMode():
+    with launches_noted(target) as found, FakeTensorMode():
         torch.set_default_dtype(DTYPES[recipe.precision])
         try:
             model = Decoder(architecture, recipe, TritonOperations(architecture))
@@ -175,19 +192,22 @@ def model_launches(architecture: Architecture, recipe: Recipe, layout: Layout) -
     return found
 
 
-def run_launches(name: str) -> list[KernelLaunch]:
+def run_launches(name: str, target: CompilationTarget) -> list[KernelLaunch]:
     """Launches of one micro-batch of a run: GPT-2 as recorded, a miniature in its GPU size."""
     if name in GPT2_RUNS:
-        return model_launches(*reference_run(name).workload)
+        return model_launches(*reference_run(name).workload, target)
     small = miniature(reference_run(miniatures()[name]), "cuda", ranks=1)
-    return model_launches(small.architecture, small.recipe, small.layout)
+    return model_launches(small.architecture, small.recipe, small.layout, target)
 
 
 class _Driver:
     """Answers in place of Triton's driver, which would look for a GPU."""
 
+    def __init__(self, target: CompilationTarget) -> None:
+        self._target = target
+
     def get_current_target(self) -> GPUTarget:
-        return TARGET
+        return self._target.triton
 
     def get_current_device(self) -> int:
         return 0
@@ -196,35 +216,40 @@ class _Driver:
         return 0
 
 
-def compiled(launch: KernelLaunch) -> MachineCode:
-    """The machine code that this launch runs on sm_90: Triton compiles it for these arguments as on a GPU."""
-    triton.runtime.driver.set_active(_Driver())
+def compiled(launch: KernelLaunch, target: CompilationTarget = TARGETS[USUAL_TARGET]) -> MachineCode:
+    """The machine code that this launch runs on a target: Triton compiles it for these arguments as on a GPU."""
+    triton.runtime.driver.set_active(_Driver(target))
     arguments = {
         name: MockTensor(value.dtype, list(value.shape)) if isinstance(value, KernelArgument) else value
         for name, value in launch.arguments.items()
     }
+    launch.kernel.device_caches.clear()  # kernels compiled before are found by device, whatever its target
     built = JITFunction.run(launch.kernel, grid=(launch.programs,), warmup=True, num_warps=launch.warps, **arguments)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        tools = triton.knobs.nvidia
-        used = _output([tools.cuobjdump.path, "--dump-resource-usage", file.name])
-        text = _output([tools.nvdisasm.path, "-c", file.name])
-    room = _ROOM.search(used)
-    assert room is not None, used
-    return MachineCode(int(room[1]), int(room[2]), built.metadata.shared, opcodes(text), built)
+    if target.triton.backend == "hip":
+        listing = built.asm["amdgcn"]
+        room = _AMD_ROOM.search(listing)
+        assert room is not None, listing[-2000:]
+        spilled, registers = int(room[1]), int(room[2])
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(built.asm["cubin"])
+            file.flush()
+            tools = triton.knobs.nvidia
+            used = _output([tools.cuobjdump.path, "--dump-resource-usage", file.name])
+            listing = _output([tools.nvdisasm.path, "-c", file.name])
+        room = _NVIDIA_ROOM.search(used)
+        assert room is not None, used
+        registers, spilled = int(room[1]), int(room[2])
+    code = instructions(listing)
+    opcodes = tuple(opcode for opcode, _ in code)
+    return MachineCode(registers, spilled, built.metadata.shared, opcodes, waiting_bytes(code), built)
 
 
 def _output(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def opcodes(listing: str) -> tuple[str, ...]:
-    """The opcodes of one function as nvdisasm lists it, without those that do nothing."""
-    return tuple(opcode for opcode in _INSTRUCTION.findall(listing) if opcode != "NOP")
-
-
-def row(launch: KernelLaunch, launches: int, code: MachineCode) -> str:
+def row(launch: KernelLaunch, launches: int, code: MachineCode, target: CompilationTarget) -> str:
     """One line of the table: the columns of `HEADER`, then the instructions by kind, most first."""
     first = next(value for value in launch.arguments.values() if isinstance(value, KernelArgument))
     cells = (
@@ -237,6 +262,8 @@ def row(launch: KernelLaunch, launches: int, code: MachineCode) -> str:
         code.shared_bytes,
         "/".join(map(str, code.load_bytes)) or "-",
         "/".join(map(str, code.store_bytes)) or "-",
+        code.programs_at_once(launch, target),
+        f"{code.in_flight_bytes(launch, target) / 1000:.0f}",
         ", ".join(f"{count} {kind}" for kind, count in code.kinds.most_common()),
     )
     return f"| {' | '.join(map(str, cells))} |"
@@ -251,18 +278,20 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run", choices=listed, metavar="RUN", help=f"one of {', '.join(listed)}")
     parser.add_argument("--kernel", default="", help="a part of kernels' names")
+    parser.add_argument("--target", choices=TARGETS, default=USUAL_TARGET, help="what it is compiled for")
     asked = parser.parse_args(arguments)
+    target = TARGETS[asked.target]
     if INTERPRETED:
         sys.stderr.write("error: TRITON_INTERPRET: allowed unset, got 1\n")
         return 2
     alike: dict[str, list[KernelLaunch]] = {}
-    for launch in run_launches(asked.run):
+    for launch in run_launches(asked.run, target):
         if asked.kernel in launch.name:
             alike.setdefault(str(launch), []).append(launch)
     columns = [*HEADER, "instructions"]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for first, *others in alike.values():
-        print(row(first, 1 + len(others), compiled(first)), flush=True)
+        print(row(first, 1 + len(others), compiled(first, target), target), flush=True)
     return 0
 
 

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operator import operator, require, require_float, runs_triton
-from kernels.tensor_table import CHUNK, WARPS, address_in_role, require_one_memory, tensor_of_chunk, tensor_table
+from kernels.tensor_table import CHUNK, EACH, address_in_role, require_one_memory, tensor_of_chunk, tensor_table
+from kernels.tiles import warps_of
 
 NAME = "adamw"
 Tensors = Tensor | Sequence[Tensor]
@@ -197,7 +198,7 @@ def _update(  # noqa: PLR0913  # the terms of AdamW's step
         HAS_COPY=bool(copies),
         HAS_FACTOR=gradient_factor is not None,
         BLOCK=CHUNK,
-        num_warps=WARPS,
+        num_warps=warps_of(CHUNK, weights[0].device, each=EACH),
     )
 
 

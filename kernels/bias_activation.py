@@ -142,7 +142,7 @@ def _forward(x_MN: Tensor, bias_N: Tensor | None, activation: str) -> Tensor:
             ACTIVATION=_number(activation),
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(at_once * block),
+            num_warps=warps_of(at_once * block, x_MN.device),
         )
     return y
 
@@ -170,7 +170,7 @@ def _backward(dy_MN: Tensor, kept_MN: Tensor, bias_N: Tensor | None, activation:
         STAGES=stages_of(at_once * block * kept_MN.element_size() * 2),
         ROWS=at_once,
         BLOCK=block,
-        num_warps=warps_of(at_once * block),
+        num_warps=warps_of(at_once * block, kept_MN.device),
     )
     return dx, kept_MN.new_empty(0) if bias_N is None else sums.sum(0).to(bias_N.dtype)
 

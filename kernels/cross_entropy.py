@@ -166,7 +166,7 @@ def _launch(logits: Tensor, targets: Tensor, factor: Tensor, ignored: int, vocab
             VECTOR=vector if columns % vector == 0 else 1,
             BLOCK=block,
             REST=block_of(rest) if rest else 0,
-            num_warps=warps_of(block),
+            num_warps=warps_of(block, logits.device),
         )
     return losses
 

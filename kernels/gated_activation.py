@@ -126,7 +126,7 @@ def _forward(x_MP: Tensor, bias_P: Tensor | None, gate: str) -> Tensor:
             ACTIVATION=_GATES[gate],
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(2 * at_once * block),
+            num_warps=warps_of(2 * at_once * block, x_MP.device),
         )
     return y
 
@@ -154,7 +154,7 @@ def _backward(dy_MF: Tensor, x_MP: Tensor, bias_P: Tensor | None, gate: str) -> 
         STAGES=stages_of(at_once * block * x_MP.element_size() * 3),
         ROWS=at_once,
         BLOCK=block,
-        num_warps=warps_of(4 * at_once * block),
+        num_warps=warps_of(4 * at_once * block, x_MP.device),
     )
     return dx, x_MP.new_empty(0) if bias_P is None else sums.sum(0).to(bias_P.dtype)
 

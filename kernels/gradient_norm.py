@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operator import operator, require, require_float, runs_triton
-from kernels.tensor_table import CHUNK, WARPS, address_in_role, require_one_memory, tensor_of_chunk, tensor_table
-from kernels.tiles import programs_over_rows
+from kernels.tensor_table import CHUNK, EACH, address_in_role, require_one_memory, tensor_of_chunk, tensor_table
+from kernels.tiles import programs_over_rows, warps_of
 
 NAME = "gradient_norm"
 SUMS = 1024  # partial sums that the second pass holds at once
@@ -105,10 +105,10 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
         MANY=table is not None,
         ALIGNED=table is not None and table.aligned,
         BLOCK=CHUNK,
-        num_warps=WARPS,
+        num_warps=warps_of(CHUNK, gradients[0].device, each=EACH),
     )
     norm = torch.empty((), dtype=torch.float32, device=sums.device)
-    root_kernel[(1,)](sums, norm, programs, 1.0, BLOCK=SUMS, num_warps=WARPS)
+    root_kernel[(1,)](sums, norm, programs, 1.0, BLOCK=SUMS, num_warps=warps_of(SUMS, sums.device, each=EACH))
     return norm
 
 

@@ -218,7 +218,7 @@ def _forward(
             LAPS=laps,
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(at_once * block // 2),
+            num_warps=warps_of(at_once * block // 2, scores_BHTS.device),
         )
     return weights
 
@@ -246,7 +246,7 @@ def _backward(
             HAS_PREFIX=prefix_B is not None,
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(at_once * block),
+            num_warps=warps_of(at_once * block, weights_BHTS.device),
         )
     return gradient
 

@@ -192,7 +192,7 @@ def _turned(q_BHTK: Tensor, k_BHTK: Tensor, rotation: Tensor, inverse: bool) -> 
             ROWS=rows,
             PAIRS=block_of(turning // 2),
             PASSED=block_of(size - turning) if size > turning else 0,
-            num_warps=warps_of(rows * block_of(size)),
+            num_warps=warps_of(rows * block_of(size), q_BHTK.device),
         )
     return q_out, k_out
 

@@ -20,16 +20,17 @@ from kernels.operator import launchable, operator
 from kernels.tiles import programs_over_tiles, rows_of, stages_of, tile_of, warps_of
 
 NAME = "row_norm"
-# Sums of columns that one program of the backward pass holds, two or four a column: with 16 warps 94 to 128 registers a
-# thread and at most 8 bytes next to them; twice as many sums 128 to 184 registers and 72 to 1272 bytes (compiled for
-# sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
-MOST_SUMS = 16_384
-# Up to here a program of the forward pass has one tile, and many programs share a multiprocessor: one loads while
-# others compute. Wider rows leave room for one or two programs, which load the next row ahead.
-MOST_COLUMNS_OF_ONE_TILE = 4096
-MOST_COLUMNS_HELD = 8192  # of weight and bias, in registers from row to row: 32 of a thread's 64
-MOST_COLUMNS_OF_16_WARPS = 16_384  # of a row in the forward pass: 32 in each thread, wider ones have 32 warps
-PIECE = 4096  # columns of the pieces in which the backward pass reads a long row for its means
+SAMPLE = 32  # columns whose mean the sums of a row are taken about
+# Rows of more columns are read piece by piece, once for the sums and again for the results, the second time from the L1
+# or L2 cache: programs are small, and many share a multiprocessor. Compiled for sm_90 by Triton 3.7.1, 2026-11-30: held
+# whole, rows of 12,288 with their sum took 88 registers of 16 warps, so that one program fitted.
+MOST_COLUMNS_HELD = 8192
+# A program of the backward pass that keeps the sums of all columns in registers has up to so many. Of longer rows other
+# programs of the same launch have the sums, of GROUP rows and a block of columns each, and find them in the L2 cache.
+MOST_COLUMNS_KEPT = 2048
+PIECE = 4096
+GROUP = 64
+SUMS_ROWS, SUMS_COLUMNS = 8, 256  # that a program of these has at once
 
 
 @triton.jit
@@ -43,6 +44,17 @@ def _sum(x_ptr, f_ptr, x_place, f_place, inside, alpha, ADDS: tl.constexpr):
     if ADDS:
         x = alpha * x + _wide(f_ptr + f_place, inside)
     return x
+
+
+@triton.jit
+def _near(x_ptr, f_ptr, x_place, f_place, exists, N, alpha, ADDS: tl.constexpr, SAMPLE: tl.constexpr):
+    """A number near the mean of each row, from its first columns.
+
+    With it both sums of a row are taken in one reduction: about 0, the squares of a large mean would hide the variance.
+    """
+    few = tl.arange(0, SAMPLE)[None, :]
+    sample = _sum(x_ptr, f_ptr, x_place + few, f_place + few, exists & (few < N), alpha, ADDS)
+    return tl.sum(sample, axis=1) / tl.minimum(N, SAMPLE)
 
 
 @triton.jit
@@ -69,54 +81,121 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
     KEEPS: tl.constexpr,
     TWO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    LOOPS: tl.constexpr,
-    HOLDS: tl.constexpr,
-    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SAMPLE: tl.constexpr,
 ):
     eps = tl.cast(eps, tl.float32)  # torch.compile hands Python's numbers over in fp64
     alpha = tl.cast(alpha, tl.float32)
     columns = tl.arange(0, BLOCK)
-    if HOLDS:
-        weight = _wide(weight_ptr + columns, columns < N)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    place = rows[:, None] * N + columns[None, :]
+    x_place, f_place = rows[:, None] * x_row, rows[:, None] * f_row
+    s = _sum(x_ptr, f_ptr, x_place + columns[None, :], f_place + columns[None, :], inside, alpha, ADDS)
+    if KEEPS:
+        rounded = s.to(s_ptr.dtype.element_ty)
+        tl.store(s_ptr + place, rounded, mask=inside)
+        s = rounded.to(tl.float32)
+    if RMS:
+        centred = s  # 0 outside
+        variance = tl.sum(s * s, axis=1) / N
+    else:
+        near = _near(x_ptr, f_ptr, x_place, f_place, (rows < M)[:, None], N, alpha, ADDS, SAMPLE)
+        apart = tl.where(inside, s - near[:, None], 0.0)
+        level = tl.sum(apart, axis=1) / N
+        variance = tl.maximum(tl.sum(apart * apart, axis=1) / N - level * level, 0.0)
+        mean = near + level
+        centred = apart - level[:, None]
+    rstd = 1.0 / tl.sqrt(variance + eps)
+    normal = centred * rstd[:, None]
+    y = normal * _wide(weight_ptr + columns, columns < N)[None, :]
+    if HAS_BIAS:
+        y += _wide(bias_ptr + columns, columns < N)[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if TWO:
+        y2 = normal * _wide(weight2_ptr + columns, columns < N)[None, :]
         if HAS_BIAS:
-            bias = _wide(bias_ptr + columns, columns < N)
-    tiles = tl.cdiv(M - tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS) if LOOPS else 1
-    for tile in tl.range(0, tiles, num_stages=STAGES):
-        first = (tl.program_id(0) + tile * tl.num_programs(0)) * ROWS
-        rows = (first + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (rows < M)[:, None] & (columns < N)[None, :]
-        place = rows[:, None] * N + columns[None, :]
-        x_place = rows[:, None] * x_row + columns[None, :]
-        s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
+            y2 += _wide(bias2_ptr + columns, columns < N)[None, :]
+        tl.store(y2_ptr + place, y2.to(y2_ptr.dtype.element_ty), mask=inside)
+    if not RMS:
+        tl.store(mean_ptr + rows, mean, mask=rows < M)
+    tl.store(rstd_ptr + rows, rstd, mask=rows < M)
+
+
+@triton.jit
+def _wide_forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
+    x_ptr,
+    f_ptr,
+    weight_ptr,
+    bias_ptr,
+    weight2_ptr,
+    bias2_ptr,
+    y_ptr,
+    y2_ptr,
+    s_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_row,
+    f_row,
+    M,  # noqa: ARG001  # the arguments are those of _forward_kernel
+    N,
+    eps,
+    alpha,
+    RMS: tl.constexpr,
+    ADDS: tl.constexpr,
+    KEEPS: tl.constexpr,
+    TWO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PIECE: tl.constexpr,
+    SAMPLE: tl.constexpr,
+):
+    eps = tl.cast(eps, tl.float32)
+    alpha = tl.cast(alpha, tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_row
+    f_ptr += row * f_row
+    y_ptr += row * N
+    y2_ptr += row * N
+    s_ptr += row * N
+    near = 0.0
+    if not RMS:
+        start = tl.zeros([1, 1], dtype=tl.int64)
+        near = tl.sum(_near(x_ptr, f_ptr, start, start, start == 0, N, alpha, ADDS, SAMPLE), axis=0)
+    levels = tl.zeros([PIECE], dtype=tl.float32)
+    squares = tl.zeros([PIECE], dtype=tl.float32)
+    for first in tl.range(0, N, PIECE, num_stages=1):
+        columns = first + tl.arange(0, PIECE)
+        s = _sum(x_ptr, f_ptr, columns, columns, columns < N, alpha, ADDS)
         if KEEPS:
             rounded = s.to(s_ptr.dtype.element_ty)
-            tl.store(s_ptr + place, rounded, mask=inside)
+            tl.store(s_ptr + columns, rounded, mask=columns < N)
             s = rounded.to(tl.float32)
-        if RMS:
-            centred = s  # 0 outside
-        else:
-            mean = tl.sum(s, axis=1) / N
-            centred = tl.where(inside, s - mean[:, None], 0.0)
-        rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / N + eps)
-        normal = centred * rstd[:, None]
-        if not HOLDS:
-            weight = _wide(weight_ptr + columns, columns < N)
-            if HAS_BIAS:
-                bias = _wide(bias_ptr + columns, columns < N)
-        y = normal * weight[None, :]
+        apart = tl.where(columns < N, s - near, 0.0)
+        levels += apart
+        squares += apart * apart
+    level = 0.0 if RMS else tl.sum(levels, axis=0) / N
+    mean = near + level
+    rstd = 1.0 / tl.sqrt(tl.maximum(tl.sum(squares, axis=0) / N - level * level, 0.0) + eps)
+    if not RMS:
+        tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    if KEEPS:
+        tl.debug_barrier()  # other threads may have stored what is read
+    for first in tl.range(0, N, PIECE, num_stages=1):
+        columns = first + tl.arange(0, PIECE)
+        inside = columns < N
+        s = _wide(s_ptr + columns, inside) if KEEPS else _sum(x_ptr, f_ptr, columns, columns, inside, alpha, ADDS)
+        normal = (s - mean) * rstd
+        y = normal * _wide(weight_ptr + columns, inside)
         if HAS_BIAS:
-            y += bias[None, :]
-        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+            y += _wide(bias_ptr + columns, inside)
+        tl.store(y_ptr + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
         if TWO:
-            y2 = normal * _wide(weight2_ptr + columns, columns < N)[None, :]
+            y2 = normal * _wide(weight2_ptr + columns, inside)
             if HAS_BIAS:
-                y2 += _wide(bias2_ptr + columns, columns < N)[None, :]
-            tl.store(y2_ptr + place, y2.to(y2_ptr.dtype.element_ty), mask=inside)
-        if not RMS:
-            tl.store(mean_ptr + rows, mean, mask=rows < M)
-        tl.store(rstd_ptr + rows, rstd, mask=rows < M)
+                y2 += _wide(bias2_ptr + columns, inside)
+            tl.store(y2_ptr + columns, y2.to(y2_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -146,72 +225,39 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
     TWO: tl.constexpr,
-    PARTS: tl.constexpr,
-    PIECES: tl.constexpr,
-    PIECE: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, piece
-    # by piece, all but one of them from the L2 cache, and has the sums and the gradients of one block of columns. The
-    # pieces are unrolled, so that those of the next row are loaded ahead.
     alpha = tl.cast(alpha, tl.float32)
-    program = tl.program_id(0) // PARTS
-    programs = tl.num_programs(0) // PARTS
-    columns = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.arange(0, BLOCK)
     weight_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     if not RMS:
         bias_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     if TWO:
         weight2_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
         bias2_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for first in tl.range(program * ROWS, M, programs * ROWS, num_stages=STAGES):
+    for first in tl.range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS)).to(tl.int64)
-        if not RMS:
-            mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
-        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
-        if PARTS > 1:
-            along_sums = tl.zeros([ROWS, PIECE], dtype=tl.float32)
-            if not RMS:
-                level_sums = tl.zeros([ROWS, PIECE], dtype=tl.float32)
-            for piece in tl.static_range(0, PIECES):
-                others = piece * PIECE + tl.arange(0, PIECE)
-                inside = (rows < M)[:, None] & (others < N)[None, :]
-                x_place = rows[:, None] * x_row + others[None, :]
-                s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + others[None, :], inside, alpha, ADDS)
-                dy = _wide(dy_ptr + rows[:, None] * dy_row + others[None, :], inside)
-                scaled = dy * _wide(weight_ptr + others, others < N)[None, :]
-                if TWO:
-                    dy2 = _wide(dy2_ptr + rows[:, None] * dy2_row + others[None, :], inside)
-                    scaled += dy2 * _wide(weight2_ptr + others, others < N)[None, :]
-                if RMS:
-                    along_sums += scaled * s
-                else:
-                    along_sums += scaled * (s - mean[:, None])
-                    level_sums += scaled
         inside = (rows < M)[:, None] & (columns < N)[None, :]
+        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
         x_place = rows[:, None] * x_row + columns[None, :]
         s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
+        if not RMS:
+            s -= tl.load(mean_ptr + rows, mask=rows < M, other=0.0)[:, None]
+        normal = s * rstd[:, None]
         dy = _wide(dy_ptr + rows[:, None] * dy_row + columns[None, :], inside)
-        normal = (s if RMS else s - mean[:, None]) * rstd[:, None]
         scaled = dy * _wide(weight_ptr + columns, columns < N)[None, :]
         if TWO:
             dy2 = _wide(dy2_ptr + rows[:, None] * dy2_row + columns[None, :], inside)
             scaled += dy2 * _wide(weight2_ptr + columns, columns < N)[None, :]
             weight2_sums += dy2 * normal
             bias2_sums += dy2
-        if PARTS == 1:
-            along_sums = scaled * normal
-            if not RMS:
-                level_sums = scaled
-        along = tl.sum(along_sums, axis=1) / N
-        if PARTS > 1:
-            along *= rstd
+        along = tl.sum(scaled * normal, axis=1) / N
         if RMS:
             df = (scaled - normal * along[:, None]) * rstd[:, None]
         else:
-            level = tl.sum(level_sums, axis=1) / N
+            level = tl.sum(scaled, axis=1) / N
             df = (scaled - normal * along[:, None] - level[:, None]) * rstd[:, None]
         if HAS_DS:
             df += _wide(ds_ptr + rows[:, None] * ds_row + columns[None, :], inside)
@@ -222,13 +268,119 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
         weight_sums += dy * normal
         if not RMS:
             bias_sums += dy
-    place = program * (1 if RMS else 4 if TWO else 2) * N + columns
+    place = tl.program_id(0) * (1 if RMS else 4 if TWO else 2) * N + columns
     tl.store(sums_ptr + place, tl.sum(weight_sums, axis=0), mask=columns < N)
     if not RMS:
         tl.store(sums_ptr + place + N, tl.sum(bias_sums, axis=0), mask=columns < N)
     if TWO:
         tl.store(sums_ptr + place + 2 * N, tl.sum(weight2_sums, axis=0), mask=columns < N)
         tl.store(sums_ptr + place + 3 * N, tl.sum(bias2_sums, axis=0), mask=columns < N)
+
+
+@triton.jit
+def _wide_backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
+    dy_ptr,
+    dy2_ptr,
+    ds_ptr,
+    x_ptr,
+    f_ptr,
+    weight_ptr,
+    weight2_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    df_ptr,
+    sums_ptr,
+    dy_row,
+    dy2_row,
+    ds_row,
+    x_row,
+    f_row,
+    M,
+    N,
+    alpha,
+    RMS: tl.constexpr,
+    HAS_DS: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    TWO: tl.constexpr,
+    GROUP: tl.constexpr,
+    PIECE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    # GROUP programs of a row each, then those that have the sums of these rows, a block of columns each. Neither needs
+    # what the other computes; together they read x and dy from memory once.
+    alpha = tl.cast(alpha, tl.float32)
+    blocks = tl.cdiv(N, COLUMNS)
+    group = tl.program_id(0) // (GROUP + blocks)
+    number = tl.program_id(0) % (GROUP + blocks)
+    row = (group * GROUP + number).to(tl.int64)
+    if number >= GROUP:
+        columns = (number - GROUP) * COLUMNS + tl.arange(0, COLUMNS)
+        weight_sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        bias_sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        weight2_sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        bias2_sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        for first in tl.range(group * GROUP, tl.minimum(group * GROUP + GROUP, M), ROWS, num_stages=1):
+            rows = (first + tl.arange(0, ROWS)).to(tl.int64)
+            inside = (rows < M)[:, None] & (columns < N)[None, :]
+            x_place = rows[:, None] * x_row + columns[None, :]
+            normal = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
+            dy = _wide(dy_ptr + rows[:, None] * dy_row + columns[None, :], inside)
+            if not RMS:
+                normal -= tl.load(mean_ptr + rows, mask=rows < M, other=0.0)[:, None]
+            normal *= tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)[:, None]
+            weight_sums += dy * normal
+            if not RMS:
+                bias_sums += dy
+            if TWO:
+                dy2 = _wide(dy2_ptr + rows[:, None] * dy2_row + columns[None, :], inside)
+                weight2_sums += dy2 * normal
+                bias2_sums += dy2
+        place = group.to(tl.int64) * (1 if RMS else 4 if TWO else 2) * N + columns
+        tl.store(sums_ptr + place, tl.sum(weight_sums, axis=0), mask=columns < N)
+        if not RMS:
+            tl.store(sums_ptr + place + N, tl.sum(bias_sums, axis=0), mask=columns < N)
+        if TWO:
+            tl.store(sums_ptr + place + 2 * N, tl.sum(weight2_sums, axis=0), mask=columns < N)
+            tl.store(sums_ptr + place + 3 * N, tl.sum(bias2_sums, axis=0), mask=columns < N)
+    elif row < M:
+        dy_ptr += row * dy_row
+        dy2_ptr += row * dy2_row
+        ds_ptr += row * ds_row
+        x_ptr += row * x_row
+        f_ptr += row * f_row
+        dx_ptr += row * N
+        df_ptr += row * N
+        mean = 0.0 if RMS else tl.load(mean_ptr + row)
+        rstd = tl.load(rstd_ptr + row)
+        along_sums = tl.zeros([PIECE], dtype=tl.float32)
+        level_sums = tl.zeros([PIECE], dtype=tl.float32)
+        for first in tl.range(0, N, PIECE, num_stages=1):
+            columns = first + tl.arange(0, PIECE)
+            inside = columns < N
+            s = _sum(x_ptr, f_ptr, columns, columns, inside, alpha, ADDS)
+            scaled = _wide(dy_ptr + columns, inside) * _wide(weight_ptr + columns, inside)
+            if TWO:
+                scaled += _wide(dy2_ptr + columns, inside) * _wide(weight2_ptr + columns, inside)
+            along_sums += scaled * (s - mean)
+            level_sums += scaled
+        along = tl.sum(along_sums, axis=0) * rstd * rstd / N
+        level = 0.0 if RMS else tl.sum(level_sums, axis=0) / N
+        for first in tl.range(0, N, PIECE, num_stages=1):
+            columns = first + tl.arange(0, PIECE)
+            inside = columns < N
+            s = _sum(x_ptr, f_ptr, columns, columns, inside, alpha, ADDS)
+            df = _wide(dy_ptr + columns, inside) * _wide(weight_ptr + columns, inside)
+            if TWO:
+                df += _wide(dy2_ptr + columns, inside) * _wide(weight2_ptr + columns, inside)
+            df = (df - (s - mean) * along - level) * rstd
+            if HAS_DS:
+                df += _wide(ds_ptr + columns, inside)
+            tl.store(df_ptr + columns, df.to(df_ptr.dtype.element_ty), mask=inside)
+            if SCALES:
+                tl.store(dx_ptr + columns, (alpha * df).to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @operator(NAME)
@@ -260,15 +412,7 @@ def normalized(  # long: one launch, its arguments and sizes
     mean = torch.empty(0 if rms else rows, dtype=torch.float32, device=x_MN.device)
     if rows:
         at_once, block, _ = tile_of(columns)
-        programs, stages = triton.cdiv(rows, at_once), 1
-        holds = MOST_COLUMNS_OF_ONE_TILE < block <= MOST_COLUMNS_HELD and not two
-        if block > MOST_COLUMNS_OF_ONE_TILE:
-            vectors = () if holds else (weight_N, bias_N, weight2_N, bias2_N)
-            loaded = sum(tensor is not None for tensor in (x_MN, f_MN, *vectors))
-            stages = stages_of(block * x_MN.element_size() * loaded)
-        if stages > 1:
-            programs = programs_over_tiles(rows, 1, block // 2, 1, x_MN.device)
-        launchable(_forward_kernel)[(programs,)](
+        arguments = (
             x_MN,
             x_MN if f_MN is None else f_MN,
             weight_N,
@@ -286,18 +430,27 @@ def normalized(  # long: one launch, its arguments and sizes
             columns,
             eps,
             alpha,
-            RMS=rms,
-            ADDS=f_MN is not None,
-            KEEPS=keep_sum,
-            TWO=two,
-            HAS_BIAS=bias_N is not None,
-            LOOPS=stages > 1,
-            HOLDS=holds,
-            STAGES=stages,
-            ROWS=at_once,
-            BLOCK=block,
-            num_warps=32 if block > MOST_COLUMNS_OF_16_WARPS else warps_of(at_once * block),
         )
+        variant = {
+            "RMS": rms,
+            "ADDS": f_MN is not None,
+            "KEEPS": keep_sum,
+            "TWO": two,
+            "HAS_BIAS": bias_N is not None,
+            "SAMPLE": min(SAMPLE, block),
+        }
+        if (1 + two) * block <= MOST_COLUMNS_HELD:
+            launchable(_forward_kernel)[(triton.cdiv(rows, at_once),)](
+                *arguments,
+                **variant,
+                ROWS=at_once,
+                BLOCK=block,
+                num_warps=warps_of(at_once * block, x_MN.device, each=32 if block > 2048 else 16),
+            )
+        else:
+            launchable(_wide_forward_kernel)[(rows,)](
+                *arguments, **variant, PIECE=PIECE, num_warps=warps_of(PIECE, x_MN.device)
+            )
     return y, y2, s, mean, rstd
 
 
@@ -323,19 +476,12 @@ def _backward(  # long: one launch, its arguments and sizes
     sums_of_column = 1 if rms else 2 if weight2_N is None else 4
     df = torch.empty((rows, columns), dtype=x_MN.dtype, device=x_MN.device)
     dx = torch.empty((0 if alpha == 1 else rows, columns), dtype=x_MN.dtype, device=x_MN.device)
-    at_once, block, parts = tile_of(columns, MOST_SUMS // max(2, sums_of_column))
-    values = max(2, sums_of_column) // 2 * block
-    programs = programs_over_tiles(rows, at_once, values, parts, x_MN.device)
-    pieces = triton.cdiv(columns, PIECE) if parts > 1 else 0
-    # values that a pass of the loop loads: of x, dy and the weight; of longer rows all that comes with them, as there
-    # a pass fills shared memory
-    loaded = (pieces * PIECE + at_once * block) * 3
-    if parts > 1:
-        loaded += (pieces * PIECE + block) * ((f_MN is not None) + 2 * (weight2_N is not None)) + block * (
-            ds_MN is not None
-        )
-    sums = torch.empty((programs, sums_of_column, columns), dtype=torch.float32, device=x_MN.device)
-    launchable(_backward_kernel)[(programs * parts,)](
+    at_once, block, _ = tile_of(columns)
+    kept = block <= MOST_COLUMNS_KEPT
+    values = max(2, sums_of_column) // 2 * at_once * block
+    groups = programs_over_tiles(rows, at_once, values // at_once, 1, x_MN.device) if kept else triton.cdiv(rows, GROUP)
+    sums = torch.empty((groups, sums_of_column, columns), dtype=torch.float32, device=x_MN.device)
+    arguments = (
         dy_MN,
         dy_MN if dy2_MN is None else dy2_MN,
         dy_MN if ds_MN is None else ds_MN,
@@ -356,19 +502,33 @@ def _backward(  # long: one launch, its arguments and sizes
         rows,
         columns,
         alpha,
-        RMS=rms,
-        HAS_DS=ds_MN is not None,
-        ADDS=f_MN is not None,
-        SCALES=alpha != 1,
-        TWO=weight2_N is not None,
-        PARTS=parts,
-        PIECES=pieces,
-        PIECE=PIECE,
-        STAGES=stages_of(loaded * x_MN.element_size()),
-        ROWS=at_once,
-        BLOCK=block,
-        num_warps=warps_of(at_once * values),
     )
+    variant = {
+        "RMS": rms,
+        "HAS_DS": ds_MN is not None,
+        "ADDS": f_MN is not None,
+        "SCALES": alpha != 1,
+        "TWO": weight2_N is not None,
+    }
+    if kept:
+        launchable(_backward_kernel)[(groups,)](
+            *arguments,
+            **variant,
+            STAGES=stages_of(at_once * block * 3 * x_MN.element_size()),
+            ROWS=at_once,
+            BLOCK=block,
+            num_warps=warps_of(values, x_MN.device),
+        )
+    elif rows:
+        launchable(_wide_backward_kernel)[(groups * (GROUP + triton.cdiv(columns, SUMS_COLUMNS)),)](
+            *arguments,
+            **variant,
+            GROUP=GROUP,
+            PIECE=PIECE if weight2_N is None else PIECE // 2,
+            ROWS=SUMS_ROWS,
+            COLUMNS=SUMS_COLUMNS,
+            num_warps=warps_of(PIECE, x_MN.device),
+        )
     weights = [weight_N, weight_N, *([weight_N] if weight2_N is None else [weight2_N, weight2_N])][:sums_of_column]
     of_vectors = [sums[:, place].sum(0).to(weight.dtype) for place, weight in enumerate(weights)]
     of_vectors += [weight_N.new_empty(0) for _ in range(4 - len(weights))]

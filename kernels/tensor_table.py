@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kernels.operator import INTERPRETED, require
 
-CHUNK = 1024  # elements of a program at once: two loads of 16 bytes in each of 128 threads, fp32
-WARPS = 4
+CHUNK = 1024  # elements of a program at once
+EACH = 8  # of these in a thread: two loads of 16 bytes, fp32
 ALIGNMENT = 16  # bytes that one thread loads at once
 
 

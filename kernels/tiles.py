@@ -40,14 +40,20 @@ def tile_of(columns: int, most: int = MOST_COLUMNS, values: int = 1) -> tuple[in
     return max(1, 2048 // (values * block)), block, -(-columns // block)
 
 
-def warps_of(values: int) -> int:
-    """Warps of a program that holds so many values: about 16 a thread, at most 16 warps."""
-    return min(16, max(1, values // 512))
+def warps_of(values: int, device: torch.device, each: int = 16) -> int:
+    """Warps of a program that holds so many values: about `each` a thread, at most 512 threads."""
+    threads = _warp_threads(device)
+    return min(512 // threads, max(1, values // (each * threads)))
 
 
 def _multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; interpreted, 2 stand for them, so that partial sums have several rows."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _warp_threads(device: torch.device) -> int:
+    """Threads of a warp: 32 on NVIDIA and interpreted, 64 on most of AMD's GPUs for data centres."""
+    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
 
 def programs_over_rows(rows: int, at_once: int, device: torch.device) -> int:

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from benchmarks import machine_code
-from benchmarks.machine_code import MachineCode, opcodes
+from benchmarks.machine_code import MachineCode
+from benchmarks.machine_listing import instructions, waiting_bytes
+from benchmarks.machine_targets import TARGETS
 from suite.paths import ROOT
 
 LISTING = """
@@ -27,10 +29,68 @@ LISTING = """
 """
 
 
+AMD_LISTING = """
+_kernel:
+\ts_load_dwordx2 s[0:1], s[4:5], 0x0
+\tbuffer_load_dwordx4 v[2:5], v1, s[8:11], 0 offen
+\tbuffer_load_dwordx2 v[6:7], v1, s[8:11], 0 offen
+\ts_waitcnt vmcnt(1)
+\tglobal_load_dwordx4 v[8:11], v1, s[8:9]
+\tv_add_f32_e32 v2, v2, v3
+\tglobal_store_dwordx2 v1, v[2:3], s[8:9]
+\ts_waitcnt vmcnt(0)
+\ts_nop 0
+\ts_endpgm
+"""
+
+
 def test_instructions_are_counted_by_kind_and_loads_and_stores_by_width() -> None:
-    code = MachineCode(32, 0, 0, opcodes(LISTING), None)
+    code = MachineCode(32, 0, 0, tuple(opcode for opcode, _ in instructions(LISTING)), 0, None)
     assert code.kinds == {"S2R": 1, "BRA": 1, "LDG": 2, "STG": 1, "LDGSTS": 1, "LDS": 1, "EXIT": 1}
     assert (code.load_bytes, code.store_bytes) == ([16, 4, 2], [16])
+    code = MachineCode(32, 0, 0, tuple(opcode for opcode, _ in instructions(AMD_LISTING)), 0, None)
+    assert (code.load_bytes, code.store_bytes) == ([16, 8], [8])
+    assert "s_nop" not in code.kinds
+
+
+def sass(*lines: str) -> str:
+    return "".join(f"        /*{16 * place:04x}*/   {line} ;\n" for place, line in enumerate(lines))
+
+
+def test_loads_are_on_the_way_until_what_they_load_is_used() -> None:
+    first, second = "LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R8, desc[UR4][R2.64+0x10]"
+    for lines, expected in (
+        ((first, second, "FADD R0, R5, R9"), 32),
+        ((first, "FADD R0, R5, R5", second), 16),
+        ((first, "FADD R0, R12, R1", second), 32),
+        ((first, "MOV R7, 0x0", second), 16),  # overwritten, so it has arrived
+        ((first, second, "FADD R0, R5, R5", "LDG.E.U16 R12, desc[UR4][R2.64]"), 32),  # the second is still on the way
+        (("LDGSTS.E.128 [R2], desc[UR4][R4.64]", "LDGDEPBAR", "DEPBAR.LE SB0, 0x0", first), 16),
+        (("LDGSTS.E.128 [R2], desc[UR4][R4.64]", "LDGDEPBAR", "DEPBAR.LE SB0, 0x1", first), 32),
+    ):
+        assert waiting_bytes(instructions(sass(*lines))) == expected, lines
+    assert waiting_bytes(instructions(AMD_LISTING)) == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "registers", "shared", "warps", "programs", "expected"),
+    [
+        ("sm_90", 32, 0, 8, 10_000, 8),  # 64 warps
+        ("sm_90", 33, 0, 8, 10_000, 6),  # 40 registers: 12 warps of each of 4 schedulers
+        ("sm_90", 128, 0, 16, 10_000, 1),
+        ("sm_90", 16, 0, 1, 10_000, 32),
+        ("sm_90", 32, 100 * 1024, 4, 10_000, 2),
+        ("sm_90", 32, 0, 4, 200, 2),  # 200 programs on 132 multiprocessors
+        ("gfx942", 128, 0, 4, 10_000, 4),  # 4 wavefronts of each of 4 SIMDs
+        ("gfx942", 32, 33 * 1024, 4, 10_000, 1),
+        ("gfx950", 32, 33 * 1024, 4, 10_000, 4),
+    ],
+)
+def test_programs_fit_by_registers_shared_memory_and_warps(
+    name: str, registers: int, shared: int, warps: int, programs: int, expected: int
+) -> None:
+    found = TARGETS[name].programs_at_once(registers=registers, shared_bytes=shared, warps=warps, programs=programs)
+    assert found == expected
 
 
 def test_bad_usage_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

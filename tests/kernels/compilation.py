@@ -33,10 +33,10 @@ class Compiled(NamedTuple):
     fp64: bool
 
 
-def compiled_kernels(calls: Mapping[str, str]) -> dict[str, list[Compiled] | str]:
-    """By name: what the calls of public functions of `kernels` would launch on an H100, or the error as a text."""
+def compiled_kernels(calls: Mapping[str, str], target: str) -> dict[str, list[Compiled] | str]:
+    """By name: what the calls of public functions of `kernels` would launch on a target, or the error as a text."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compilation"],
+        [sys.executable, "-m", "tests.kernels.compilation", target],
         input=json.dumps(dict(calls)),
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
@@ -54,26 +54,26 @@ def _computes_in_fp64(built: Any) -> bool:
     """Whether it does with its numbers in fp64, as torch.compile hands Python's numbers over."""
     import triton
 
-    from benchmarks.machine_code import TARGET
-
     signature = {name: "fp64" if kind == "fp32" else kind for name, kind in built.src.signature.items()}
     if signature == built.src.signature:
         return False
     again = triton.compiler.ASTSource(built.src.fn, signature, built.src.constants, built.src.attrs)
     options = {name: getattr(built.metadata, name) for name in ("num_warps", "num_stages")}
-    ptx = triton.compile(again, target=TARGET, options=options).asm["ptx"]
-    return re.search(r"^\s*(?!ld|mov|cvt)[a-z]\S*\.f64", ptx, re.MULTILINE) is not None
+    code = triton.compile(again, target=built.metadata.target, options=options).asm
+    wide = r"^\s*(?!ld|mov|cvt)[a-z]\S*\.f64" if "ptx" in code else r"^\s*v_(?!cvt|mov)\w*_f64"
+    return re.search(wide, code["ptx" if "ptx" in code else "amdgcn"], re.MULTILINE) is not None
 
 
-def _compiled(call: str) -> list[Compiled] | str:
+def _compiled(call: str, name: str) -> list[Compiled] | str:
     import torch
 
     from benchmarks.machine_code import compiled, launches_noted
+    from benchmarks.machine_targets import TARGETS
 
     try:
-        with launches_noted() as launches:
+        with launches_noted(TARGETS[name]) as launches:
             exec(call, {"torch": torch})
-        codes = [(launch.name, compiled(launch)) for launch in launches]
+        codes = [(launch.name, compiled(launch, TARGETS[name])) for launch in launches]
     except Exception:
         return traceback.format_exc()
     fp64 = {name: _computes_in_fp64(code.built) for name, code in dict(codes).items()}  # depends on no size
@@ -84,4 +84,4 @@ def _compiled(call: str) -> list[Compiled] | str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: _compiled(call) for name, call in json.load(sys.stdin).items()}))
+    print(json.dumps({name: _compiled(call, sys.argv[1]) for name, call in json.load(sys.stdin).items()}))

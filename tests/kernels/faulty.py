@@ -22,7 +22,7 @@ def changing(x_ptr, N):
 
 @triton.jit
 def crowded(x_ptr, y_ptr):
-    place = tl.arange(0, 16_384)
+    place = tl.arange(0, 32_768)
     x = tl.load(x_ptr + place)
     tl.store(y_ptr + place, x - tl.sum(x, axis=0))
 

@@ -89,12 +89,6 @@ for columns in {sizes}:
 """
     for name, (_, sizes) in OF_ROWS.items()
 }
-CALLS["rows of 20,480, forward"] = """
-from kernels.residual_layer_norm import residual_layer_norm
-x, weight = torch.ones(8, 20_480, dtype=torch.bfloat16), torch.ones(20_480, dtype=torch.bfloat16)
-for keeps in (True, False):
-    residual_layer_norm(x, x, weight, weight, 1e-5, keep_sum=keeps)
-"""
 FAULTY = {
     "a mask that may cut anywhere": """
 from tests.kernels.faulty import narrow
@@ -140,9 +134,11 @@ WITHOUT_PUBLIC_KERNELS = {
 Found = dict[str, list[Compiled] | str]
 
 
-@pytest.fixture(scope="module")
-def found() -> Found:
-    return compiled_kernels(CALLS | FAULTY)
+@pytest.fixture(
+    scope="module", params=["sm_90", *(pytest.param(name, marks=pytest.mark.rare) for name in ("sm_100", "gfx942"))]
+)
+def found(request: pytest.FixtureRequest) -> Found:
+    return compiled_kernels(CALLS | FAULTY, request.param)
 
 
 def test_kernels_compile_for_a_gpu_fit_registers_and_move_16_bytes_at_once(found: Found) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import layer_norm, parallel_layer_norms, residual_layer_norm, residual_rms_norm, rms_norm, row_norm
+from kernels.row_norm import MOST_COLUMNS_HELD
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
 from tests.kernels.launches import recorded_launches
 from tests.kernels.row_kernels import EPSILON, NORMS
@@ -34,13 +35,23 @@ def test_the_references_are_pytorchs() -> None:
         assert torch.allclose(own, pytorchs, rtol=1e-12)
 
 
+@pytest.mark.parametrize("columns", [512, MOST_COLUMNS_HELD + 1])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "parallel_layer_norms"])
-def test_a_large_mean_costs_no_digits(name: str) -> None:
+def test_a_large_mean_costs_no_digits(name: str, columns: int) -> None:
     one = NORMS[name]
-    x, *vectors = one.inputs(4, 512, dtype=torch.float32)
+    x, *vectors = one.inputs(4, columns, dtype=torch.float32)
     assert_as_exact_as_torch(
-        one.kernel, one.plain, [x + 1000, *vectors], one.upstream(4, 512, dtype=torch.float32), roundings=4
+        one.kernel, one.plain, [x + 1000, *vectors], one.upstream(4, columns, dtype=torch.float32), roundings=4
     )
+
+
+@pytest.mark.parametrize("place", [0, 40])
+def test_one_large_number_costs_no_digits(place: int) -> None:
+    one = NORMS["layer_norm"]
+    x, *vectors = one.inputs(4, 5000, dtype=torch.float32)
+    x[:, place] = 3000.0  # among those that the sums are taken about, or not
+    upstream = one.upstream(4, 5000, dtype=torch.float32)
+    assert_as_exact_as_torch(one.kernel, one.plain, [x, *vectors], upstream, roundings=4)
 
 
 def test_an_rms_norm_takes_no_mean_away() -> None:
@@ -118,23 +129,22 @@ def test_the_backward_pass_keeps_its_inputs_or_their_sum_and_numbers_of_a_row(na
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtype", "holds", "stages", "warps"),
+    ("columns", "programs", "settings", "backward"),
     [
-        (4096, torch.bfloat16, False, 1, 8),  # many programs share a multiprocessor: one loads while others compute
-        (4097, torch.bfloat16, True, 2, 16),  # a block of 8192: weight and bias take 32 of a thread's registers
-        (8193, torch.bfloat16, False, 2, 16),
-        (16_385, torch.bfloat16, False, 2, 32),  # more than 32 columns in each of 512 threads
-        (16_385, torch.float32, False, 1, 32),  # shared memory holds no second pass of 3 * 128 KiB
+        (700, 50, {"ROWS": 2, "BLOCK": 1024, "num_warps": 4}, 8),
+        (2048, 100, {"ROWS": 1, "BLOCK": 2048, "num_warps": 4}, 8),
+        (4096, 100, {"ROWS": 1, "BLOCK": 4096, "num_warps": 4}, 2 * (64 + 16)),
+        (8192, 100, {"ROWS": 1, "BLOCK": 8192, "num_warps": 8}, 2 * (64 + 32)),
+        (8193, 100, {"PIECE": 4096, "num_warps": 8}, 2 * (64 + 33)),
     ],
 )
-def test_a_forward_pass_loads_rows_ahead_where_few_programs_share_a_multiprocessor(
-    columns: int, dtype: torch.dtype, holds: bool, stages: int, warps: int, monkeypatch: pytest.MonkeyPatch
+def test_a_row_is_held_by_few_warps_or_read_in_pieces_and_long_rows_are_summed_by_further_programs(
+    columns: int, programs: int, settings: dict[str, int], backward: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = recorded_launches(row_norm, monkeypatch)
-    x, weight = (torch.zeros(*shape, dtype=dtype, device=DEVICE) for shape in ((100, columns), (columns,)))
-    layer_norm.layer_norm(x, weight, weight, 1e-5)
-    ((programs, settings),) = launches
-    found = {name: settings[name] for name in ("HOLDS", "STAGES", "LOOPS", "num_warps")}
-    assert found == {"HOLDS": holds, "STAGES": stages, "LOOPS": stages > 1, "num_warps": warps}
-    rows = settings["ROWS"]
-    assert programs <= 100 if stages > 1 else programs == -(-100 // rows)
+    x, weight = (torch.zeros(*shape, device=DEVICE) for shape in ((100, columns), (columns,)))
+    layer_norm.layer_norm(x.requires_grad_(), weight, weight, 1e-5).sum().backward()
+    forward, last = launches
+    assert forward.programs == programs
+    assert {name: forward.settings[name] for name in settings} == settings
+    assert last.programs == backward

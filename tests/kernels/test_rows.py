@@ -17,7 +17,7 @@ from kernels.parallel_layer_norms import parallel_layer_norms
 from kernels.residual_layer_norm import residual_layer_norm
 from kernels.residual_rms_norm import residual_rms_norm
 from kernels.rms_norm import rms_norm
-from kernels.row_norm import MOST_SUMS
+from kernels.row_norm import GROUP, MOST_COLUMNS_HELD, MOST_COLUMNS_KEPT
 from kernels.swiglu import swiglu
 from tests.kernels.agreement import (
     DEVICE,
@@ -31,7 +31,7 @@ from tests.kernels.agreement import (
 from tests.kernels.row_kernels import ACTIVATIONS, EPSILON, KERNELS, NORMS, RowKernel
 
 SHAPES = [(1, 1), (1, 37), (5, 255), (3, 256), (2, 2, 257), (70, 16), (21, 700), (9, 5000), (0, 8), (9,)]
-LONG = [(3, MOST_SUMS // 2 + 900), (2, MOST_SUMS + 700)]  # programs share a row
+LONG = [(3, MOST_COLUMNS_HELD + 900), (GROUP + 3, MOST_COLUMNS_KEPT + 77)]  # in pieces; the sums of two groups of rows
 LONGER_THAN_ANY_PROGRAM = (2, 66_000)
 
 

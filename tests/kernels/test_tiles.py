@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels import tiles
 from kernels.operator import UnsupportedInputError
 from kernels.tiles import (
     MOST_COLUMNS,
@@ -40,11 +41,16 @@ def test_a_row_of_most_columns_is_one_tile() -> None:
     assert tile_of(MOST_COLUMNS) == (1, MOST_COLUMNS, 1)
 
 
+@pytest.mark.parametrize("threads", [32, 64])
+@pytest.mark.parametrize("each", [8, 16, 32])
 @pytest.mark.parametrize("values", POWERS)
-def test_a_thread_has_16_values_where_a_program_has_between_1_and_16_warps(values: int) -> None:
-    warps = warps_of(values)
-    of_thread = values / (32 * warps)
-    assert of_thread == 16 or (of_thread < 16 and warps == 1) or (of_thread > 16 and warps == 16)
+def test_a_thread_has_so_many_values_where_a_program_has_up_to_512_threads(
+    values: int, each: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "_warp_threads", lambda _: threads)
+    warps = warps_of(values, CPU, each)
+    of_thread = values / (threads * warps)
+    assert of_thread == each or (of_thread < each and warps == 1) or (of_thread > each and warps * threads == 512)
 
 
 @given(rows=st.integers(0, 100), at_once=st.integers(1, 40))
