@@ -75,12 +75,14 @@ class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
         waits: of the host for the device: PyTorch waits for the stream after it copied to the host; and copies from
             pageable memory, for which CUDA may wait until the stream is empty.
         launches_after_wait: how many began after the first wait: of work that the device did not have in time.
+        dependent: launches that begin while the kernel before them ends.
     """
 
     launches: dict[str, int]
     products: list[tuple[int, int, int, int]]
     waits: list[str]
     launches_after_wait: int = 0
+    dependent: int = 0
 
 
 class CountedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,12 +108,13 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
     launches: Counter[str] = Counter()
     products: Counter[tuple[int, int, int]] = Counter()
     waits: list[str] = []
-    after_wait = 0
+    after_wait = dependent = 0
     for line in lines:
         owner, seconds, kind, *details = line.split()
         if int(owner) != process or not start <= float(seconds) <= end:
             continue
         after_wait += bool(waits) and kind in ("launch", "matmul", "fill", "copy")
+        dependent += kind == "dependent"
         if kind == "launch":
             launches[next(found for part, found in _NAMES if part in details[-1])] += 1
         elif kind == "matmul":
@@ -125,7 +128,9 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
         if kind == "wait" or (kind == "copy" and "to_device pageable" in line):
             waits.append(" ".join([kind, *details[1:]]))
     listed = [(*shape, count) for shape, count in sorted(products.items(), key=lambda item: (-item[1], item[0]))]
-    return LoggedStep(launches=dict(launches), products=listed, waits=waits, launches_after_wait=after_wait)
+    return LoggedStep(
+        launches=dict(launches), products=listed, waits=waits, launches_after_wait=after_wait, dependent=dependent
+    )
 
 
 # matrix multiplications are counted by their shape, the others move nothing

@@ -87,3 +87,13 @@ def test_cudnn_writes_one_gradient_of_queries_keys_and_values_which_no_kernel_jo
     states = 2 * layout.micro_batch * shape.sequence * shape.hidden
     saved = (apart.compiled_bytes - packed.compiled_bytes) / passes
     assert saved == pytest.approx(6 * states, rel=1e-3)  # three gradients, read and written
+
+
+@RUNS
+def test_compiled_kernels_are_launched_while_the_one_before_them_ends_where_that_is_asked(
+    run: str, scratch: Path
+) -> None:
+    dependent = counted(run, scratch, "across-blocks,dependent-launch")
+    assert counted(run, scratch, "across-blocks").step.dependent == 0
+    assert dependent.step.dependent == dependent.step.launches[LaunchKind.COMPILED]
+    assert dependent.graph_breaks == 0

@@ -54,7 +54,7 @@ from suite.execute.parallel.sharded_adamw import (
 )
 from suite.execute.parallel.without_flush import WithoutFlush, without_flush
 from suite.execute.precision import DTYPES, WeightGroup, on_device, store_weights
-from suite.job.options import POWER_SGD_RANK, Averaging
+from suite.job.options import POWER_SGD_RANK, Averaging, Optimization
 from suite.job.training_job import Job, layout_in_store
 
 Optimizer = ShardedAdamW | TensorAdamW | OneBitMasters | WithoutFlush | ParameterStore
@@ -137,7 +137,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     groups = _stored(job, chunks, splits, experts, mesh, sharding, device)
     sums = GradientSums(chunks[0].blocks.values()) if sums_in_blocks(job, device) else None
     if job.compiled:
-        compile_blocks(chunks, dtype, device)
+        compile_blocks(chunks, dtype, device, job.training_options.optimizations)
         if layout.tensor_parallel > 1:
             for chunk in chunks:
                 tensor_parallel.wait_for_embedding(chunk)
@@ -344,11 +344,15 @@ def _compress_gradients(modules: list[nn.Module], job: Job, group: dist.ProcessG
             module.register_comm_hook(state, powerSGD_hook)
 
 
-def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device) -> None:
+def compile_blocks(
+    chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device, optimizations: tuple[Optimization, ...] = ()
+) -> None:
     """Compile each block of `chunks`, and on CUDA a loss in parts, in place.
 
-    From then on recompiling too often is an error.
+    From then on recompiling too often is an error. With dependent launch a compiled kernel begins while the one before
+    it ends, and waits where it first reads or writes what that one has written (from Hopper on).
     """
+    torch._inductor.config.triton.enable_pdl = Optimization.DEPENDENT_LAUNCH in optimizations
     # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on eagerly

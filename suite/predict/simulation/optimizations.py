@@ -12,6 +12,8 @@ from suite.machine.gpu import H100, Gpu, SdpaBackend, sdpa_backend
 from suite.machine.packages import PACKAGES
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 
+HOPPER = (9, 0)  # its capability
+
 
 class PlannedLaunch(NamedTuple):
     """The facts of a launch that decide which optimizations it can have.
@@ -100,10 +102,21 @@ def one_gradient(launch: PlannedLaunch) -> str:
     return next((words for applies, words in reasons if applies), "")
 
 
+def dependent_launches(launch: PlannedLaunch) -> str:
+    """Why compiled kernels cannot be launched before the one that they wait for has ended."""
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (not launch.compiled, "no compiled block"),
+        (launch.gpu.capability < HOPPER, "a GPU older than Hopper"),
+    )
+    return next((words for applies, words in reasons if applies), "")
+
+
 # An optimization that is missing here is not built yet
 RULES: Mapping[Optimization, OptimizationRule] = {
     Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
     Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
+    Optimization.DEPENDENT_LAUNCH: OptimizationRule(dependent_launches),
 }
 
 

@@ -160,6 +160,9 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsig
     return (CUresult)sim_launch((const char *)function, grid, block, shared, stream);
 }
 API CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **parameters, void **extra) {
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            sim_log("dependent", "device=%d %s", sim_current(), (const char *)function);
     return cuLaunchKernel(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
                           c->sharedMemBytes, c->hStream, parameters, extra);
 }
