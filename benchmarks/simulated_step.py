@@ -1,8 +1,11 @@
 """One training step of a run on a simulated GPU: its launches, products, waits, graph breaks and moved bytes, counted.
 
     python -m tests.simulated_cuda --log /tmp/log -- python -m benchmarks.simulated_step gpt2-124m --layers 2
+    python -m tests.simulated_cuda --log /tmp/log -- python -m benchmarks.simulated_step gpt2-124m --optimizations none
 
-All of PyTorch's host code runs; kernels compute nothing, and nothing is timed. Prints a JSON object (`CountedStep`).
+All of PyTorch's host code runs; kernels compute nothing, and take no time. Prints a JSON object (`CountedStep`).
+With several numbers of layers a line for each. With --host-seconds STEPS the host's time is measured too, of a device
+that never makes it wait; without --log, whose lines cost time, that alone is printed (`HostSeconds`).
 Exit code 0; 2: no device is simulated here, or bad usage.
 """
 
@@ -28,12 +31,14 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.utils._pytree import tree_leaves
 
+from reference_runs.accelerator import SIMULATED
 from reference_runs.catalog import accumulation
 from suite.execute.measure.counters import ObservingMode
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.step import Steps
+from suite.job.options import KernelChoice
 from suite.job.training_job import LEAST_STEPS
 from suite.reproduce.plan import corpus_for, job_for, plan
 from suite.reproduce.request import Request
@@ -93,6 +98,8 @@ class CountedStep(msgspec.Struct, frozen=True, kw_only=True):
         graphs, graph_breaks: of the compiler, since the process began.
         compiled_bytes, operator_bytes: moved by compiled kernels, and by PyTorch's other operators without matrix
             multiplications and attention.
+        update_bytes: those of both that the update moves.
+        step, update: the step's launches, and those of its update among them.
     """
 
     micro_batches: int
@@ -100,7 +107,25 @@ class CountedStep(msgspec.Struct, frozen=True, kw_only=True):
     graph_breaks: int
     compiled_bytes: int
     operator_bytes: int
+    update_bytes: int
     step: LoggedStep
+    update: LoggedStep
+
+
+class HostSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's processor time of several steps, whose kernels take no time.
+
+    Seconds of all threads, so that other work of the machine is not in them; that of the libraries that stand in for
+    the device is.
+
+    Args:
+        micro_batches: of a step.
+        passes, update: seconds of all micro-batches of each step, and of its update.
+    """
+
+    micro_batches: int
+    passes: list[float]
+    update: list[float]
 
 
 def logged_step(lines: Iterable[str], *, process: int, start: float, end: float) -> LoggedStep:
@@ -172,14 +197,17 @@ def _bytes(values: Any) -> int:
 def compiled_bytes() -> Iterator[list[float]]:
     """Within this, bytes of every launch of a compiled kernel, as Inductor estimates them, are appended.
 
-    Kernels must have been compiled with `torch._inductor.config.benchmark_kernel`, which keeps the estimates.
+    Of Triton kernels that the compiler did not write: each tensor that is passed to them once. Kernels must have been
+    compiled with `torch._inductor.config.benchmark_kernel`, which keeps the estimates.
     """
     launched: list[float] = []
     kernels: Any = CachingAutotuner
     run = kernels.run
 
     def noting(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        launched.append(1e9 * kernel.inductor_meta["kernel_num_gb"])
+        own = kernel.inductor_meta.get("kernel_num_gb")
+        tensors = {leaf.data_ptr(): leaf.nbytes for leaf in args if isinstance(leaf, Tensor)}
+        launched.append(1e9 * own if own is not None else float(sum(tensors.values())))
         return run(kernel, *args, **kwargs)
 
     kernels.run = noting
@@ -189,68 +217,129 @@ def compiled_bytes() -> Iterator[list[float]]:
         kernels.run = run
 
 
-def counted(run: str, layers: int, optimizations: str, scratch: Path) -> CountedStep:
-    """A step of the recorded run on one GPU, as its ranks execute it, with so many of its layers; 0: all.
+class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that is executed.
 
-    Two steps warm up, the launches of the third count, and the bytes of the fourth.
+    Args:
+        layers, micro_batches: of the step; 0: as recorded.
+        optimizations, kernels: as of `reproduce`.
     """
+
+    run: str
+    layers: int = 0
+    micro_batches: int = 0
+    optimizations: str | None = None
+    kernels: str = KernelChoice.TORCH.value
+
+
+@contextmanager
+def prepared(asked: StepRequest, scratch: Path) -> Iterator[Steps]:
+    """The steps of the recorded run on one GPU, as its ranks execute them."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    torch._inductor.config.benchmark_kernel = True  # keeps each kernel's bytes
-    request = Request(name=run, layout="dp1", device="cuda", steps=LEAST_STEPS, results=scratch)
-    whole = plan(msgspec.structs.replace(request, optimizations=optimizations))
-    architecture = msgspec.structs.replace(whole.architecture, layers=layers or whole.architecture.layers)
-    asked = msgspec.structs.replace(whole, architecture=architecture)
-    job = job_for(asked, corpus_for(asked, None), str(scratch))
+    torch._inductor.config.benchmark_kernel = LOG in os.environ  # keeps each kernel's bytes, and takes time
+    request = Request(
+        name=asked.run,
+        layout="dp1",
+        device="cuda",
+        steps=LEAST_STEPS,
+        optimizations=asked.optimizations,
+        kernels=asked.kernels,
+        results=scratch,
+    )
+    whole = plan(request)
+    if asked.micro_batches:
+        batch = asked.micro_batches * whole.layout.micro_batch
+        whole = plan(msgspec.structs.replace(request, global_batch=batch))
+    architecture = msgspec.structs.replace(whole.architecture, layers=asked.layers or whole.architecture.layers)
+    planned = msgspec.structs.replace(whole, architecture=architecture)
+    job = job_for(planned, corpus_for(planned, None), str(scratch))
     torch.backends.cuda.enable_math_sdp(False)
     store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not export it by name
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
     prepare_arithmetic(job.recipe.precision, device)
     mesh = device_mesh(job.layout, "cuda")
-    steps = Steps(job, parallelize(job, mesh=mesh, device=device), mesh, device)
+    try:
+        yield Steps(job, parallelize(job, mesh=mesh, device=device), mesh, device)
+    finally:
+        dist.destroy_process_group()
 
-    def step() -> None:
-        steps.update(steps.forward_and_backward())
 
+def counted(steps: Steps) -> CountedStep:
+    """Counts: two steps warm up, the launches of the third count, and the bytes of the fourth."""
     for _ in range(2):
-        step()
+        steps.update(steps.forward_and_backward())
     torch.cuda.synchronize()
     start = time.monotonic()
-    step()
+    loss = steps.forward_and_backward()
+    passed = time.monotonic()
+    steps.update(loss)
     end = time.monotonic()
     torch.cuda.synchronize()
     mode: Any = MovedBytes()
     with compiled_bytes() as launched, mode:
-        step()
+        loss = steps.forward_and_backward()
+        in_passes = sum(launched) + mode.bytes
+        steps.update(loss)
     torch.cuda.synchronize()
     with open(os.environ[LOG], encoding="utf-8") as log:
-        logged = logged_step(log, process=os.getpid(), start=start, end=end)
-    dist.destroy_process_group()
+        lines = [line for line in log if line.startswith(f"{os.getpid()} ")]
     return CountedStep(
-        micro_batches=accumulation(asked.recipe, asked.layout),
+        micro_batches=accumulation(steps.job.recipe, steps.job.layout),
         graphs=counters["stats"]["unique_graphs"],
         graph_breaks=sum(counters["graph_break"].values()),
         compiled_bytes=round(sum(launched)),
         operator_bytes=mode.bytes,
-        step=logged,
+        update_bytes=round(sum(launched) + mode.bytes - in_passes),
+        step=logged_step(lines, process=os.getpid(), start=start, end=end),
+        update=logged_step(lines, process=os.getpid(), start=passed, end=end),
     )
 
 
+def host_seconds(steps: Steps, number: int) -> HostSeconds:
+    """The host's time of so many steps after two that warm up."""
+    passes, updates = [], []
+    for taken in range(number + 2):
+        torch.cuda.synchronize()
+        start = time.process_time()
+        loss = steps.forward_and_backward()
+        passed = time.process_time()
+        steps.update(loss)
+        if taken >= 2:
+            passes.append(passed - start)
+            updates.append(time.process_time() - passed)
+    micro_batches = accumulation(steps.job.recipe, steps.job.layout)
+    return HostSeconds(micro_batches=micro_batches, passes=passes, update=updates)
+
+
+def _is_simulated() -> bool:
+    return torch.cuda.is_available() and SIMULATED in torch.cuda.get_device_name(0)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Count a step and print it; returns the exit code."""
+    """Count a step, or time its host, and print that; returns the exit code."""
     parser = argparse.ArgumentParser(
         "benchmarks.simulated_step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", help="name of a recorded run")
-    parser.add_argument("--layers", type=int, default=0, help="number of layers (default: as recorded)")
-    parser.add_argument("--optimizations", default="default", help="as of reproduce")
-    asked = parser.parse_args(arguments)
-    if LOG not in os.environ:
+    parser.add_argument("--layers", type=int, nargs="+", default=[0], help="number of layers (default: as recorded)")
+    parser.add_argument("--micro-batches", type=int, default=0, help="of a step (default: as recorded)")
+    parser.add_argument("--optimizations", help="none, default, or names with commas between them (default: default)")
+    parser.add_argument("--kernels", default=KernelChoice.TORCH.value, help="torch or triton (default: torch)")
+    parser.add_argument("--host-seconds", type=int, default=0, metavar="STEPS", help="steps whose host is timed")
+    given = vars(parser.parse_args(arguments))
+    timed = given.pop("host_seconds")
+    if LOG not in os.environ and not (timed and _is_simulated()):
         command = "python -m tests.simulated_cuda --log FILE -- python -m benchmarks.simulated_step"
-        print(f"error: no simulated device with a log here: {command} {asked.run}", file=sys.stderr)
+        print(f"error: no simulated device with a log here: {command} {given['run']}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as scratch:
-        print(msgspec.json.encode(counted(asked.run, asked.layers, asked.optimizations, Path(scratch))).decode())
+    for layers in given.pop("layers"):
+        asked = StepRequest(**given, layers=layers)
+        with tempfile.TemporaryDirectory() as scratch, prepared(asked, Path(scratch)) as steps:
+            found: list[CountedStep | HostSeconds] = [counted(steps)] if LOG in os.environ else []
+            found += [host_seconds(steps, timed)] if timed else []
+            for each in found:
+                print(msgspec.json.encode(each).decode(), flush=True)
     return 0
 
 

@@ -1,0 +1,295 @@
+"""What each optimization of GPT-2's step should gain on an H100, from counts on simulated devices and recorded times.
+
+    python -m tests.simulated_cuda -- python -m benchmarks.expected_steps --counts DIRECTORY > tables.md
+
+and with --toml suite/first_hour/expected_steps.toml what `first-hour` expects.
+
+Counts are made by `benchmarks.simulated_step`, one process for each run and set of optimizations, and kept in the
+directory; what lies there is not counted again. Needs PyTorch's CUDA build (.nox/simulated_gpu), and no GPU.
+
+    step      = micro-batches (g + a + o b'/b + i l'/l) + u v'/v + h
+    g, a      recorded milliseconds of GEMMs and attention in a micro-batch, which no count changes
+    o, b, b'  recorded milliseconds of all other kernels; bytes that these move without and with the optimization
+    i, l, l'  recorded milliseconds between kernels; launches that begin after the kernel before them has ended
+    u, v, v'  recorded milliseconds of the update; its bytes
+    h         recorded milliseconds of the host between steps
+Assumed: other kernels keep the bytes a second that they reach together; GEMMs keep their rate, though at 700 W a step
+with fewer other kernels draws more power, and clocks fall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.simulated_step import CountedStep, HostSeconds, LaunchKind, LoggedStep
+from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout
+from reference_runs.run import Workload
+from suite.first_hour.part import StepOnPaper
+from suite.job.options import Optimization
+from suite.paths import ROOT
+from suite.predict.analytic.flop import executed_model_flop
+from suite.predict.simulation.optimizations import RULES
+from suite.report.tables import MARKDOWN, table
+
+PLAIN, DEFAULT, TRITON = "none", "default", "triton"
+HOST_STEPS = 15
+COUNTED_MICRO_BATCHES = 2
+
+
+class RecordedStep(NamedTuple):
+    """Milliseconds of one H100's plain step, of a micro-batch where nothing else is said.
+
+    Source: results/recorded/LOG.md, 2026-11-25: profiles of two steps, scaled to the timed ones. Of 1558M's profiled 78
+    ms of other kernels 27 / 4 are the update's, of its 12 between kernels 10 / 4 are between steps.
+    """
+
+    gemms: float
+    attention: float
+    others: float
+    idle: float
+    update: float  # of a step
+    between_steps: float  # of a step
+
+    @property
+    def micro_batch(self) -> float:
+        return self.gemms + self.attention + self.others + self.idle
+
+
+def scaled(profiled: RecordedStep, *, step: float, micro_batches: int) -> RecordedStep:
+    """The same parts, so that they add up to a timed step."""
+    once = profiled.update + profiled.between_steps
+    factor = (step - once) / micro_batches / profiled.micro_batch
+    parts = {name: factor * getattr(profiled, name) for name in ("gemms", "attention", "others", "idle")}
+    return profiled._replace(**parts)
+
+
+RECORDED = {
+    "gpt2-124m": scaled(RecordedStep(72.0, 19.0, 36.7, 1.6, 2.2, 0.0), step=1037.7, micro_batches=8),
+    "gpt2-1558m": scaled(RecordedStep(225.0, 42.0, 71.25, 9.5, 27.0, 10.0), step=1405.5, micro_batches=4),
+}
+STEPS = {"gpt2-124m": (("gpt2-124m", 8),), "gpt2-1558m": (("gpt2-1558m-b64", 4), ("gpt2-1558m", 64))}
+MEASURED = {("gpt2-124m", PLAIN): 1037.7, ("gpt2-124m", TRITON): 1021.0, ("gpt2-1558m-b64", PLAIN): 1405.5}
+ASKED = {"gpt2-124m": 0.50, "gpt2-1558m": 0.58}
+
+
+class Counts(NamedTuple):
+    """Counts of one run with one set of optimizations, with half of the layers and with all."""
+
+    half: CountedStep
+    whole: CountedStep
+    host: HostSeconds
+
+    def launches(self, *kinds: LaunchKind) -> float:
+        """Launches of these kinds in a micro-batch, by default of all."""
+
+        def of(step: LoggedStep) -> int:
+            return sum(number for kind, number in step.launches.items() if not kinds or kind in kinds)
+
+        return (of(self.whole.step) - of(self.whole.update)) / self.whole.micro_batches
+
+    @property
+    def gaps(self) -> float:
+        """Launches of a micro-batch that begin after the kernel before them has ended."""
+        dependent = self.whole.step.dependent - self.whole.update.dependent
+        return self.launches() - dependent / self.whole.micro_batches
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that all but GEMMs and attention move in a micro-batch."""
+        return _moved(self.whole)
+
+    def layer_bytes(self, layers: int) -> float:
+        """The same of one layer."""
+        return (self.bytes - _moved(self.half)) / (layers - layers // 2)
+
+
+def _moved(counted: CountedStep) -> float:
+    return (counted.compiled_bytes + counted.operator_bytes - counted.update_bytes) / counted.micro_batches
+
+
+class SavedMilliseconds(NamedTuple):
+    """Milliseconds that are saved by moving fewer bytes, by fewer launches, and in the update of a step."""
+
+    by_bytes: float
+    by_launches: float
+    in_update: float
+
+    def of_step(self, micro_batches: int) -> float:
+        return micro_batches * (self.by_bytes + self.by_launches) + self.in_update
+
+    def words(self, micro_batches: int) -> str:
+        """The largest of them."""
+        parts = {
+            "bytes of other kernels": micro_batches * self.by_bytes,
+            "time between kernels": micro_batches * self.by_launches,
+            "bytes of the update": self.in_update,
+        }
+        name = max(parts, key=lambda part: abs(parts[part]))
+        return f"{name}: {parts[name]:+,.0f} ms saved" if abs(parts[name]) >= 1 else "nothing that is counted changes"
+
+
+def saving(recorded: RecordedStep, plain: Counts, other: Counts) -> SavedMilliseconds:
+    """See the module."""
+    return SavedMilliseconds(
+        recorded.others * (1 - other.bytes / plain.bytes),
+        recorded.idle * (1 - other.gaps / plain.gaps),
+        recorded.update * (1 - other.whole.update_bytes / plain.whole.update_bytes),
+    )
+
+
+def step_milliseconds(recorded: RecordedStep, saved: SavedMilliseconds, micro_batches: int) -> float:
+    """Milliseconds of a step with so many micro-batches."""
+    whole = micro_batches * recorded.micro_batch + recorded.update + recorded.between_steps
+    return whole - saved.of_step(micro_batches)
+
+
+def utilisation(run: str, milliseconds: float, micro_batches: int) -> float:
+    """MFU of a step on an H100."""
+    whole = reference_run(run)
+    layout = msgspec.structs.replace(Layout(), micro_batch=(whole.recorded_layout or Layout()).micro_batch)
+    flop = executed_model_flop(
+        Workload(whole.architecture, whole.recipe, layout), samples=micro_batches * layout.micro_batch
+    )
+    return flop / (milliseconds / 1e3) / dense_peak_flop_per_second(accelerator("h100-sxm"), "bf16")
+
+
+def counts(run: str, how: str, directory: Path) -> Counts:
+    """Counts that are kept in the directory, made first where they are not there.
+
+    Raises:
+        CalledProcessError: the step cannot be had.
+    """
+    kept = directory / f"{run}__{how.replace(',', '+')}.json"
+    if not kept.exists():
+        layers = reference_run(run).architecture.layers
+        options = ["--kernels", TRITON, "--optimizations", PLAIN] if how == TRITON else ["--optimizations", how]
+        step = ["-m", "benchmarks.simulated_step", run, "--micro-batches", str(COUNTED_MICRO_BATCHES), *options]
+        log = directory / f"{kept.stem}.log"
+        lines = _simulated("--log", str(log), "--", "python", *step, "--layers", str(layers // 2), str(layers))
+        lines += _simulated("--", "python", *step, "--host-seconds", str(HOST_STEPS))
+        log.unlink()
+        kept.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    half, whole, host = kept.read_text(encoding="utf-8").splitlines()
+    decode = msgspec.json.decode
+    return Counts(decode(half, type=CountedStep), decode(whole, type=CountedStep), decode(host, type=HostSeconds))
+
+
+def _simulated(*words: str) -> list[str]:
+    command = [sys.executable, "-m", "tests.simulated_cuda", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def hows() -> list[str]:
+    """Sets of optimizations that are compared: none, each one, the default ones, all; and Triton's kernels."""
+    known = [name.value for name in Optimization if name in RULES and RULES[name].is_installed]
+    return [PLAIN, *known, DEFAULT, *([",".join(known)] if len(known) > 1 else []), TRITON]
+
+
+TITLES = (
+    *("optimizations", "GEMMs", "attention", "compiled", "others"),
+    *("MB a layer", "GB", "update, GB", "host, ms", "step, ms", "measured", "MFU", "bound by"),
+)
+
+
+def run_table(run: str, of: dict[str, Counts]) -> str:
+    """A table for each batch of a run: launches, bytes and host's milliseconds of a micro-batch, the step on paper."""
+    layers, recorded, plain = reference_run(run).architecture.layers, RECORDED[run], of[PLAIN]
+    parts = []
+    for name, micro_batches in STEPS[run]:
+        rows = []
+        for how, own in of.items():
+            saved = saving(recorded, plain, own)
+            step = step_milliseconds(recorded, saved, micro_batches)
+            kinds = (LaunchKind.PRODUCT, LaunchKind.ATTENTION, LaunchKind.COMPILED)
+            numbers = [own.launches(kind) for kind in kinds]
+            measured = MEASURED.get((name, how))
+            rows.append(
+                [
+                    how.replace(",", ", "),
+                    *(f"{number:,.0f}" for number in (*numbers, own.launches() - sum(numbers))),
+                    f"{own.layer_bytes(layers) / 1e6:,.0f}",
+                    f"{own.bytes / 1e9:,.1f}",
+                    f"{own.whole.update_bytes / 1e9:,.1f}",
+                    host_words(own.host),
+                    f"{step:,.0f}",
+                    "-" if measured is None else f"{measured:,.0f}",
+                    f"{utilisation(run, step, micro_batches):.1%}",
+                    "-" if how == PLAIN else saved.words(micro_batches),
+                ]
+            )
+        parts.append(f"### {name}: {micro_batches} micro-batches a step\n\n{table(rows, TITLES, style=MARKDOWN)}\n")
+    return "\n".join(parts)
+
+
+def host_words(host: HostSeconds) -> str:
+    """Milliseconds of the host for a micro-batch: the median over steps, and the least and the most."""
+    each = [1e3 * seconds / host.micro_batches for seconds in host.passes]
+    return f"{statistics.median(each):.0f} ({min(each):.0f} to {max(each):.0f})"
+
+
+def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper]]:
+    """The steps of a run's parts in `first-hour`, by their names."""
+    recorded, plain = RECORDED[run], of[PLAIN]
+    for name, micro_batches in STEPS[run]:
+        for how, own in of.items():
+            saved = saving(recorded, plain, own)
+            words = {PLAIN: f"{name} plain", DEFAULT: name}.get(how, f"{name} {how}")
+            milliseconds = step_milliseconds(recorded, saved, micro_batches)
+            bound = largest_part(recorded) if how == PLAIN else saved.words(micro_batches)
+            if "," not in how:
+                yield words, StepOnPaper(round(MEASURED.get((name, how), milliseconds), 1), bound)
+
+
+def largest_part(recorded: RecordedStep) -> str:
+    """What most of a plain micro-batch is."""
+    return f"GEMMs: {recorded.gemms / recorded.micro_batch:.0%} of a micro-batch"
+
+
+HEAD = """\
+# Milliseconds of a step on one H100 SXM at 700 W, written down before they are measured.
+# Written by benchmarks/expected_steps.py, from recorded times of 2026-11-25 and from counts on simulated devices.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the tables, or write what `first-hour` expects; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "benchmarks.expected_steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--counts", type=Path, required=True, help="directory of the counts")
+    parser.add_argument("--toml", type=Path, help="file that is written in place of the tables")
+    parser.add_argument("--runs", nargs="+", default=[*RECORDED], help="gpt2-124m, gpt2-1558m (default: both)")
+    asked = parser.parse_args(arguments)
+    asked.counts.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, Counts]] = {}
+    for run in asked.runs:
+        found[run] = {}
+        for how in hows():
+            try:
+                found[run][how] = counts(run, how, asked.counts)
+            except subprocess.CalledProcessError:
+                print(f"left out: {run} with {how}", file=sys.stderr)
+    if asked.toml is None:
+        print("\n".join(run_table(run, of) for run, of in found.items()))
+        return 0
+    lines = [HEAD]
+    for run, of in found.items():
+        for name, step in on_paper(run, of):
+            lines.append(f'["{name}"]\nmilliseconds = {step.milliseconds}\nbound_by = "{step.bound_by}"\n')
+    asked.toml.write_text("\n".join(lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
