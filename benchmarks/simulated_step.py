@@ -159,7 +159,8 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
 
 
 # matrix multiplications are counted by their shape, the others move nothing
-_LEFT_OUT = ("mm", "addmm", "bmm", "baddbmm", "empty", "empty_like", "empty_strided", "new_empty", "record_stream")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear_gelu", "linear_gelu_backward", "linear_gradients")
+_LEFT_OUT = (*_PRODUCTS, "empty", "empty_like", "empty_strided", "new_empty", "record_stream")
 _ATTENTION = ("_scaled_dot_product", "packed_attention")
 
 

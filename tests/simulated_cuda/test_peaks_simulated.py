@@ -21,6 +21,7 @@ import pytest
 from reference_runs.catalog import miniatures, reference_run
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Step, events_path
+from suite.job.options import Optimization
 from suite.job.training_job import Job
 from suite.machine.half_precision import kernels_for
 from suite.metrics.comparison import Row, Verdict, compare
@@ -50,7 +51,10 @@ CASES = [
     *((name, "dp1") for name in miniatures()),
     *((name, "dp1,fused") for name in FUSED),
     ("gpt2-mini", "dp1,compiled"),
-    ("gpt2-mini", "dp1,fused,packed"),
+    ("gpt2-mini", "dp1,fused,packed-gradients"),
+    ("gpt2-mini", "dp1,fused,epilogues"),
+    ("gpt2-mini", "dp1,fused,compiled,tuned-products"),
+    ("bloom-mini", "dp2,zero1,epilogues,tuned-products"),
     ("gpt2-mini", "dp1,fp8"),
     ("gpt2-mini", "dp1,fp8,compiled"),
     ("llama2-mini", "dp1,fused,fp8,recompute-full"),
@@ -70,9 +74,10 @@ def job_of(name: str, words: str, directory: Path) -> Job:
     """A job of `MICRO_BATCHES` micro-batches a step.
 
     Args:
-        words: those of --layout, and "compiled", "triton", "fp8" or "packed".
+        words: those of --layout, "compiled", "triton" or "fp8", and optimizations.
     """
-    layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton", "fp8", "packed"))
+    known = [word for word in words.split(",") if word in list(Optimization)]
+    layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton", "fp8", *known))
     planned = plan(
         Request(
             name=name,
@@ -81,7 +86,7 @@ def job_of(name: str, words: str, directory: Path) -> Job:
             compiled="compiled" in words,
             kernels="triton" if "triton" in words else "torch",
             products="fp8-current" if "fp8" in words else None,
-            optimizations="packed-gradients" if "packed" in words else None,
+            optimizations=",".join(known) or None,
             steps=6,
             results=directory,
         )

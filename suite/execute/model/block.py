@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
@@ -28,6 +29,9 @@ class FeedForward(nn.Module):
     """Expansion, activation, contraction.
 
     A gated activation has both expansions in one matrix, unit by unit: its rows are [F, 2], gate and gated.
+
+    Attributes:
+        through_gelu: computes all three of x and both layers' weight and bias; None: one after the other.
     """
 
     def __init__(self, architecture: Architecture, operations: Operations, *, width: int) -> None:
@@ -36,8 +40,12 @@ class FeedForward(nn.Module):
         self.operations = operations
         self.expansion = nn.Linear(hidden, (2 if architecture.activation.gated else 1) * width, bias=bias)
         self.contraction = nn.Linear(width, hidden, bias=bias)
+        self.through_gelu: Callable[..., Tensor] | None = None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.through_gelu is not None:
+            first, second = self.expansion, self.contraction
+            return self.through_gelu(x_BTD, (first.weight, first.bias), (second.weight, second.bias))
         out: Tensor = self.contraction(self.operations.activated(self.expansion(x_BTD)))
         return out
 

@@ -113,7 +113,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     The order is fixed, because each step needs the result of the previous one:
         1. build this rank's chunks and initialise them on the CPU, as the whole model would be
         2. expert and tensor parallelism: keep this rank's experts, and its part of the matrices; context parallelism:
-           its positions
+           its positions; linear layers by cuBLASLt, where it is asked for
         3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
         4. compile each block
         5. DistributedDataParallel over data-, expert- and context-parallel ranks (ZeRO-0 and 1), without experts that

@@ -369,6 +369,10 @@ class Chunk:
         """Output of this rank's columns of a feed-forward part."""
         tokens, hidden, width = self.sizes.tokens, self.sizes.hidden, parameters.width
         rows = (2 if self.architecture.activation.gated else 1) * width
+        in_epilogues = self.operators.has_gelu_in_epilogues(columns=hidden, rows=width)
+        if self.architecture.activation is Activation.GELU_TANH and in_epilogues:
+            matrices = parameters.expansion, parameters.contraction
+            return self.operators.gelu_feed_forward(x, *matrices, tokens=tokens, hidden=hidden, width=width)
         x = self.operators.linear(x, *parameters.expansion, tokens=tokens, columns=hidden, rows=rows)
         x = self._activated(x, tokens * width)
         return self.operators.linear(x, *parameters.contraction, tokens=tokens, columns=width, rows=hidden)

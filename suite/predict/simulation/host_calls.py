@@ -19,6 +19,10 @@ class HostCalls(NamedTuple):
 
 # A copy (clone) is timed as "permuted", and a node that hands its gradient on by a copy is counted nowhere.
 LINEAR = HostCalls(modules=("Linear",), views=("view", "t", "view"), nodes=("View", "T", "Addmm", "View"))
+# by cuBLASLt: the views of `kernels.linear_epilogues`
+EPILOGUE_LINEAR = HostCalls(modules=("Linear",), views=("view", "t", "view"), nodes=("_FusedLinear",))
+BEFORE_GELU = HostCalls(views=("view",), nodes=("_BeforeGelu",))
+AFTER_GELU = HostCalls(views=("t", "view"), nodes=("_AfterGelu", "View"))
 SPLIT_PROJECTION = HostCalls(  # x.view(...).permute(...).unbind(0)
     views=("view", "permute", "unbind"), nodes=("View", "Permute", "Unbind")
 )

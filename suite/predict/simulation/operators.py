@@ -13,6 +13,7 @@ from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.attention_operators import AttentionOperators, LatentOperators
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
 from suite.predict.simulation.element_wise_operators import ElementWiseOperators
+from suite.predict.simulation.epilogue_operators import EpilogueOperators
 from suite.predict.simulation.host_calls import LINEAR
 from suite.predict.simulation.loss_operators import LossOperators
 from suite.predict.simulation.memory_blocks import MemoryBlock
@@ -89,7 +90,13 @@ class ScaledOperators(OperatorBase):
 
 
 class Operators(
-    AttentionOperators, LatentOperators, ElementWiseOperators, NormOperators, LossOperators, ScaledOperators
+    AttentionOperators,
+    LatentOperators,
+    ElementWiseOperators,
+    NormOperators,
+    LossOperators,
+    ScaledOperators,
+    EpilogueOperators,
 ):
     """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks, and what Triton
     has one kernel for."""
@@ -156,6 +163,8 @@ class Operators(
         """
         if of_layer and self.scales_products:
             return self.scaled_linear(x, weight, bias, tokens=tokens, columns=columns, rows=rows)
+        if of_layer and self.by_cublaslt(has_bias=bias is not None, columns=columns, rows=rows):
+            return self.epilogue_linear(x, weight, bias, tokens=tokens, columns=columns, rows=rows)
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("product", tokens, columns, rows, variant="NN")

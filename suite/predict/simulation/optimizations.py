@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Norm, QueryKeyNorm, Residual, Workload
+from reference_runs.run import Activation, Norm, Precision, QueryKeyNorm, Residual, Workload
 from suite.job.options import KernelChoice, Optimization
 from suite.machine.gpu import H100, Gpu, SdpaBackend, sdpa_backend
 from suite.machine.packages import PACKAGES
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.pipeline_schedule import halves_backward
 
 HOPPER = (9, 0)  # its capability
 
@@ -112,8 +113,34 @@ def dependent_launches(launch: PlannedLaunch) -> str:
     return next((words for applies, words in reasons if applies), "")
 
 
+def products_by_cublaslt(launch: PlannedLaunch) -> str:
+    """Why the linear layers of blocks cannot be computed by cuBLASLt's epilogues and tuned algorithms."""
+    _, recipe, layout = launch.workload
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (recipe.precision is Precision.FP32, "fp32, whose products PyTorch may compute in TF32"),
+        (recipe.product_format.casts, "products in 8 bits, with an operator of their own"),
+        (layout.tensor_parallel > 1, "tensor parallelism, whose weights are distributed tensors"),
+        (layout.fully_sharded, "fully sharded weights"),
+        (halves_backward(layout), "a schedule that computes gradients of inputs and of weights apart"),
+    )
+    return next((words for applies, words in reasons if applies), "")
+
+
+def epilogues(launch: PlannedLaunch) -> str:
+    """Why no epilogue of a GEMM has a GELU or the gradient of a bias."""
+    architecture = launch.workload.architecture
+    bias = architecture.bias
+    has_bias = bias.attention or bias.projection or bias.feed_forward
+    if not has_bias and architecture.activation is not Activation.GELU_TANH:
+        return "neither a bias nor GELU by tanh's approximation"
+    return products_by_cublaslt(launch)
+
+
 # An optimization that is missing here is not built yet
 RULES: Mapping[Optimization, OptimizationRule] = {
+    Optimization.EPILOGUES: OptimizationRule(epilogues),
+    Optimization.TUNED_PRODUCTS: OptimizationRule(products_by_cublaslt),
     Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
     Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
     Optimization.DEPENDENT_LAUNCH: OptimizationRule(dependent_launches),

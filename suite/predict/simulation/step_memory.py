@@ -14,6 +14,7 @@ from suite.machine.gpu import cublas_workspace_bytes
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, optimizer_shards
 from suite.predict.simulation.asynchronous_memory import UnflushedStage
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.epilogue_operators import cublaslt_workspace_bytes
 from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
 from suite.predict.simulation.pipeline_memory import ExpertRows, PipelinedStage
 from suite.predict.simulation.simulated_rank import SimulatedRank
@@ -100,6 +101,7 @@ def executed_peaks(
     if cuda:
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
+        stored.append(tape.block(cublaslt_workspace_bytes(options)))
     unflushed = None if layout.flushes else UnflushedStage(rank)
     if sliced:
         stored += run_slice(rank, expert_rows)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.linear_epilogues import fused_linear, gelu_feed_forward
 from reference_runs.run import Activation
 from suite.execute.model.attention import _by_group, _by_head
 from suite.execute.model.loss import ChunkedCrossEntropy, CrossEntropy
@@ -99,12 +100,29 @@ def state(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 LINEAR = nn.Linear(D, 3 * D, dtype=torch.bfloat16)
+BACK = nn.Linear(3 * D, D, dtype=torch.bfloat16)
 RMS = nn.RMSNorm(D)
 NORM = nn.LayerNorm(D, dtype=torch.bfloat16)
 
 
+def of_epilogue(x: Tensor) -> Tensor:
+    return fused_linear(x, LINEAR.weight, LINEAR.bias, fused=True, tuned=False)
+
+
+def of_gelu(x: Tensor) -> Tensor:
+    return gelu_feed_forward(x, (LINEAR.weight, LINEAR.bias), (BACK.weight, BACK.bias), tuned=False)
+
+
+FEED_FORWARD = HostCalls(
+    views=(*host_calls.BEFORE_GELU.views, *host_calls.AFTER_GELU.views),
+    nodes=(*host_calls.BEFORE_GELU.nodes, *host_calls.AFTER_GELU.nodes),
+)
+
+
 LINES: dict[str, tuple[HostCalls, Callable[..., Any], Callable[[], list[Tensor]]]] = {
     "linear": (host_calls.LINEAR, LINEAR, lambda: [tensor(B, T, D)]),
+    "linear by cuBLASLt": (host_calls.EPILOGUE_LINEAR, of_epilogue, lambda: [tensor(B, T, D)]),
+    "feed-forward part by cuBLASLt": (FEED_FORWARD, of_gelu, lambda: [tensor(B, T, D)]),
     "split projection": (host_calls.SPLIT_PROJECTION, lambda x: _by_head(x, 3, K), lambda: [tensor(B, T, 3 * H * K)]),
     "split groups": (host_calls.SPLIT_GROUPS, grouped, lambda: [tensor(B, T, 5 * H * K)]),
     "heads": (host_calls.HEADS, by_head, lambda: [tensor(B, T, H * K)]),
