@@ -13,7 +13,7 @@ import typer
 from reference_runs.errors import InputError
 from reference_runs.run import Workload
 from reference_runs.stack import NO_KEEPING
-from suite.commands.new_file import FORCE, check_new
+from suite.commands.new_file import FORCE, check_new, check_new_directory
 from suite.commands.options import with_parameters
 from suite.predict.analytic.machine import Machine
 from suite.predict.plan.predicted_run import Predicted
@@ -21,7 +21,7 @@ from suite.predict.recorded_run.prediction import micro_batches_held
 from suite.predict.simulation.walked_memory import described_keeping
 
 PANEL = "Files to write"
-_TIMELINE, _AGAINST, _SNAPSHOT = "--timeline", "--against", "--memory-snapshot"
+_TIMELINE, _AGAINST, _SNAPSHOT, _CHAKRA = "--timeline", "--against", "--memory-snapshot", "--chakra"
 _SHARED: dict[str, tuple[Any, object]] = {
     "timeline": (
         Annotated[
@@ -50,6 +50,15 @@ _SHARED: dict[str, tuple[Any, object]] = {
         ],
         None,
     ),
+    "chakra": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                help="Write execution traces of Chakra, for ASTRA-sim, to this directory.", rich_help_panel=PANEL
+            ),
+        ],
+        None,
+    ),
     "force": (Annotated[bool, typer.Option(FORCE, help="Overwrite files that exist.", rich_help_panel=PANEL)], False),
 }
 
@@ -65,12 +74,13 @@ class PredictedFiles(NamedTuple):
     timeline: Path | None = None
     against: str | None = None
     memory_snapshot: Path | None = None
+    chakra: Path | None = None
     force: bool = False
 
     @property
     def given(self) -> dict[str, object | None]:
         """Values by option, None where one is absent."""
-        return {_TIMELINE: self.timeline, _SNAPSHOT: self.memory_snapshot}
+        return {_TIMELINE: self.timeline, _SNAPSHOT: self.memory_snapshot, _CHAKRA: self.chakra}
 
     def check(self, runs: list[str], *, sliced: bool) -> None:
         """Refuse, before anything is predicted, what cannot be written in the end.
@@ -86,8 +96,9 @@ class PredictedFiles(NamedTuple):
             raise InputError("is of a timeline", got=self.against, allowed=f"with {_TIMELINE}", where=_AGAINST)
         if asked and len(runs) != 1:
             raise InputError("is of one run", got=", ".join(runs), allowed="one", where=asked[0])
-        if sliced and self.timeline is not None:
-            raise InputError("excludes --from: slices have no passes", got=str(self.timeline), where=_TIMELINE)
+        for path, option in ((self.timeline, _TIMELINE), (self.chakra, _CHAKRA)):
+            if sliced and path is not None:
+                raise InputError("excludes --from: slices have no passes", got=str(path), where=option)
         for path, option, what, suffix in (
             (self.timeline, _TIMELINE, "a trace's", ".json"),
             (self.memory_snapshot, _SNAPSHOT, "a snapshot's", ".pickle"),
@@ -96,6 +107,7 @@ class PredictedFiles(NamedTuple):
                 allowed = f"a file ending in {suffix}"
                 raise InputError(f"not {what} name", got=str(path), allowed=allowed, where=option)
             check_new(path, option, force=self.force)
+        check_new_directory(self.chakra, _CHAKRA, force=self.force)
 
     def write(self, name: str, predicted: Predicted) -> list[str]:
         """Write them; a line for each that says what was written.
@@ -111,6 +123,8 @@ class PredictedFiles(NamedTuple):
             _write_snapshot(self.memory_snapshot, name, predicted)
             words = "drop it onto https://docs.pytorch.org/memory_viz"
             lines.append(_written("memory snapshot", self.memory_snapshot, words))
+        if self.chakra is not None:
+            lines.append(_write_chakra(self.chakra, name, predicted))
         return lines
 
     def _write_timeline(self, path: Path, name: str, predicted: Predicted) -> None:
@@ -121,7 +135,7 @@ class PredictedFiles(NamedTuple):
         workload, machine = _timed(predicted, name, _TIMELINE)
         measured = () if self.against is None else measured_processes(self.against)
         try:
-            write_trace(path, name, rank_timelines(workload, machine), against=measured)
+            write_trace(path, name, rank_timelines(workload, machine, where=_TIMELINE), against=measured)
         except OSError as error:
             raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_TIMELINE) from error
 
@@ -148,6 +162,27 @@ def _write_snapshot(path: Path, name: str, predicted: Predicted) -> None:
         write_snapshot(path, list(made), f"{name}, stage {stage}, predicted")
     except OSError as error:
         raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_SNAPSHOT) from error
+
+
+def _write_chakra(directory: Path, name: str, predicted: Predicted) -> str:
+    """Write a trace for each rank, or of many ranks for the first of each stage; the line that says so."""
+    from suite.predict.timeline.chakra_files import write_traces
+    from suite.predict.timeline.execution_trace import execution_traces
+    from suite.predict.timeline.rank_timeline import rank_timelines
+
+    workload, machine = _timed(predicted, name, _CHAKRA)
+    layout = workload.layout
+    if not layout.flushes:
+        what, allowed = "a schedule without flush sends across steps", "one with a flush"
+        raise InputError(what, got=layout.schedule, allowed=allowed, where=_CHAKRA)
+    traces = execution_traces(workload, rank_timelines(workload, machine, where=_CHAKRA))
+    try:
+        written = write_traces(directory, traces)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", got=str(directory), where=_CHAKRA) from error
+    size = sum(path.stat().st_size for path in written) / 1e6
+    of = "each rank" if len(traces) == layout.ranks else "the first rank of each stage"
+    return f"execution traces {directory} ({len(traces)} files, {size:,.1f} MB): of {of}"
 
 
 def _timed(predicted: Predicted, name: str, option: str) -> tuple[Workload, Machine]:

@@ -74,12 +74,15 @@ class RankTimeline(NamedTuple):
     traffic: list[Traffic]
 
 
-def rank_timelines(workload: Workload, machine: Machine) -> list[RankTimeline]:
+def rank_timelines(workload: Workload, machine: Machine, *, where: str) -> list[RankTimeline]:
     """The step of a rank of every pipeline stage.
 
     Passes run in the schedule's order, each as long as its share of the terms. A stage waits where the schedule, with
     passes that long, makes it wait; together its waits are as long as the bubble of its terms, to which they are
     scaled. The step is as long as the slowest stage's; the others wait for it at the end.
+
+    Args:
+        where: the option that asks for them.
 
     Raises:
         InputError: no time is predicted, passes that wait for each other, or more than `MOST_PASSES`.
@@ -90,14 +93,14 @@ def rank_timelines(workload: Workload, machine: Machine) -> list[RankTimeline]:
     if number > MOST_PASSES:
         got = f"{number:,} passes of {layout.pipeline_stages} stages"
         allowed = f"{MOST_PASSES:,} or fewer, by a smaller --batch"
-        raise InputError("a timeline would be too long", got=got, allowed=allowed, where="--timeline")
+        raise InputError("a timeline would be too long", got=got, allowed=allowed, where=where)
     stages = _stages(workload, machine, micro_batches)
     by_chunk = {chunk: stage.parts for stage in stages for chunk in stage.parts.chunks}
     try:
         timed = timed_passes(layout, StageDurations(by_chunk), micro_batches=micro_batches)
     except ValueError as error:
         got = f"{layout.schedule} of {micro_batches} micro-batches on {layout.pipeline_stages} stages"
-        raise InputError(str(error), got=got, where="--timeline") from error
+        raise InputError(str(error), got=got, where=where) from error
     pipeline_end = max(done[-1].end for done in timed)
     # the printed step is that of one of these
     timed_ones = [stages[number] for number in timed_stages(workload.architecture, layout)]

@@ -121,7 +121,8 @@ BASES: Mapping[str, tuple[str, ...]] = {
     "import": ("CONFIG", "CONFIG --output DIRECTORY/out.toml --gpus 8 --on h100-sxm", "CONFIG --recipe bloom-176b"),
     "predict": (
         *("RUN", "bloom-176b", "gpt2-124m --on h100-sxm --gpus 8 --all", "RUN --machine PROFILE", "bloom-mini"),
-        "gpt2-124m --timeline DIRECTORY/step.json --force",
+        "gpt2-124m --timeline DIRECTORY/step.json --memory-snapshot DIRECTORY/step.pickle --force",
+        "gpt2-124m --chakra DIRECTORY/traces",
     ),
     "fit": ("gpt2-124m --on h100-sxm", "RUN", "llama3.1-8b --gpus 8"),
     "plan": ("gpt2-124m --on a100-sxm-40gb --gpus 8", "RUN --gpus 4", "llama2-7b --on h100-sxm --gpus 8 --goodput"),
