@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +79,18 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     Raises:
         InputError: unreadable file, a family that is not described, or a key whose value is not.
     """
-    values = read_configuration(path)
+    return imported_values(read_configuration(path), path, sequence=sequence)
+
+
+def imported_values(values: Mapping[str, Any], path: Path, *, sequence: int | None = None) -> Imported:
+    """As `imported`, of a configuration that has been read.
+
+    Args:
+        path: the file, or a name in its place.
+
+    Raises:
+        InputError: as `imported`, of what the file says.
+    """
     kind = values["model_type"]
     if kind not in FAMILIES:
         raise refused_type(kind, values, FAMILIES, str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +33,10 @@ from suite.reproduce.dry_run.result import result_of, store
 ALL = "all"
 
 
-def dry_run_command(  # noqa: PLR0913  # the command's options
-    name: Annotated[str, typer.Argument(help="A recorded run such as bloom-176b, a miniature, or a run file.")],
+def dry_run_command(  # noqa: PLR0913  # long: the command's options
+    name: Annotated[
+        str, typer.Argument(help="A recorded run such as bloom-176b, a miniature, a run file, or a directory.")
+    ],
     mini: Annotated[bool, typer.Option("--mini", help="The miniature of the run or run file.")] = False,
     layout: Annotated[str | None, typer.Option(help="Layout: dp8,tp4,pp12,zero1 (default: as recorded).")] = None,
     compare: Annotated[
@@ -67,11 +70,16 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     Examples: python -m suite dry-run bloom-176b; python -m suite dry-run gpt-neox-20b --compare dp24,tp4,pp1;
     python -m suite dry-run my_run.toml --layout dp8,tp8,pp2,zero1 --on h100-sxm --plot memory.png
 
-    Whether it fits is said and does not change the exit code.
+    Whether it fits is said and does not change the exit code. Of a directory nothing is executed: `fit DIRECTORY` says
+    which of its configurations can run, and so does this command.
 
     Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 a rank could not be executed, 128 + n ended by
     signal n.
     """
+    if Path(name).is_dir():
+        of_one = {"--mini": mini, "--layout": layout, "--compare": compare, "--ranks": ranks, "--plot": plot}
+        _audit(Path(name), on, of_one | {"--schedule": schedule, "--record": record}, as_json=json)
+        return
     require("torch")
     end_as_interrupted()
     for option, picture in (("--plot", plot), (SCHEDULE, schedule)):
@@ -105,6 +113,14 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
         draw_schedule(schedule, panels)
     passed = all(run.verdict is Verdict.PASS for run in done)
     raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
+
+
+def _audit(directory: Path, on: str | None, of_one: Mapping[str, object], *, as_json: bool) -> None:
+    from suite.commands.audited import audit_directory, refuse_of_one
+    from suite.predict.plan.audit import Filling
+
+    refuse_of_one(of_one)
+    audit_directory(directory, Filling(on=on), table=None, as_json=as_json)
 
 
 def _board(asked: str | None, recorded: str | None) -> Accelerator | None:

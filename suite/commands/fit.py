@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,7 +17,16 @@ from suite.commands.served_model import AskedServing, asks_serving, check_servin
 from suite.commands.traced_fit import fit_model
 from suite.commands.traced_model import check_absent, no_formula
 from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
-from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, Products, asks_edition, asks_training
+from suite.commands.training_options import (
+    LAYOUT_PANEL,
+    MACHINE_PANEL,
+    OUTPUT_PANEL,
+    Asked,
+    JsonOutput,
+    Products,
+    asks_edition,
+    asks_training,
+)
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
 from suite.report.terminal.progress import seconds_reported
@@ -27,14 +37,15 @@ from suite.report.terminal.tables import console
 @asks_training
 @asks_serving
 @asks_trace
-def fit_command(
+def fit_command(  # long: the command's options
     asked: Asked,
     serving: AskedServing,
     tracing: TracedOptions,
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A recorded run, a run file ending in .toml, config.json, or FILE.py:FUNCTION.", show_default=False
+            help="A recorded run, a run file ending in .toml, config.json, FILE.py:FUNCTION, or a directory.",
+            show_default=False,
         ),
     ] = None,
     products: Products = None,
@@ -53,6 +64,17 @@ def fit_command(
             rich_help_panel=LAYOUT_PANEL,
         ),
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of files in a directory that name none: a name, config.json, or run file.",
+            rich_help_panel=MACHINE_PANEL,
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="FILE.csv: a directory's rows too.", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
     json: JsonOutput = False,
 ) -> None:
     """Say whether a model fits, in which layout, how long its step takes, and what the largest is that would fit.
@@ -62,14 +84,24 @@ def fit_command(
     it can be served, with weights in 16, 8 and 4 bits, and for how many sequences at a time. With --tiers: which size
     of model fits which card, to be served, or to be trained whole or with adapters.
 
+    Of a directory: which of its configurations can run, a row a file, and why others cannot: those of torchtitan,
+    Megatron-LM and Megatron-Bridge, DeepSpeed, Hugging Face's Trainer, accelerate, axolotl, LLaMA-Factory, torchtune
+    and nanotron. Options fill in what a file does not say.
+
     Examples: python -m suite fit llama2-70b --on h100-sxm --gpus 32 --stack megatron-core;
     python -m suite fit gpt2-1558m --on rtx-4090 --gpus 1 --sequence 2048 --batch 8;
     python -m suite fit llama2-70b --on h100-sxm --gpus 8 --any-software;
     python -m suite fit llama3.1-70b --serve --on h100-sxm --gpus 2 --context 8192 --sequences 16;
-    python -m suite fit --tiers
+    python -m suite fit --tiers; python -m suite fit configurations/ --on h100-sxm --gpus 64
 
-    Exit codes: 0 fits; 1 does not; 2 bad input.
+    Exit codes: 0 fits, or all of a directory run; 1 does not, or one cannot; 2 bad input; 3 not all are judged.
     """
+    if run is not None and Path(run).is_dir():
+        of_one = {"--products": products, "--fix": fix, "--any-software": any_software}
+        of_one |= {"--serve": serving.serve, "--tiers": serving.tiers}
+        _audit(Path(run), asked, _Given(model, csv, json), of_one | serving.options | tracing.given)
+        return
+    check_absent({"--model": model, "--csv": csv}, what="is of a directory")
     asked = asked._replace(fix=fix, products=products)
     check_serving(serving, asked, any_software=any_software)
     if serving.tiers:
@@ -98,6 +130,24 @@ def fit_command(
         _print_commands(run, asked, found, answer, any_software=any_software)
     if not answer.result.best:
         raise typer.Exit(exit_codes.FAIL)
+
+
+class _Given(NamedTuple):
+    """Options of a directory alone, and --json."""
+
+    model: str | None
+    table: Path | None
+    as_json: bool
+
+
+def _audit(directory: Path, asked: Asked, given: _Given, of_one: dict[str, object]) -> None:
+    from suite.commands.audited import audit_directory, refuse_of_one
+    from suite.predict.plan.audit import Filling
+
+    training = asked.training
+    refuse_of_one(of_one | {"--tokens": training.tokens, "--micro-batch": training.micro_batch})
+    filling = Filling(asked.on, asked.gpus, asked.network, asked.stack, given.model, training)
+    audit_directory(directory, filling, table=given.table, as_json=given.as_json)
 
 
 def _print_commands(run: str, asked: Asked, found: AskedQuestion, answer: Fit, *, any_software: bool) -> None:

@@ -22,6 +22,7 @@ from suite.metrics.comparison import Row
 from suite.predict.analytic.memory_uncertainty import MemoryVerdict
 from suite.predict.diagnosis.compared import ComparedRuns
 from suite.predict.diagnosis.diagnosis import RunDiagnosis
+from suite.predict.plan.audit import Audited
 from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Score
@@ -342,12 +343,12 @@ TYPES: dict[str, tuple[type, ...]] = {
     "import": (ImportedRun,),
     "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
-    "fit": (FitAnswer, TracedFitAnswer, ServingAnswer, TiersAnswer),
+    "fit": (FitAnswer, TracedFitAnswer, ServingAnswer, TiersAnswer, Audited),
     "diagnose": (DiagnosedRun, ComparedRuns, PrintedMfu, DiagnosedRecordings),
     "validate": (Score, ProxyPair, RankedLayout),
     "formulas": (FormulaResult,),
     "reproduce": (LaunchAnswer, Launches),
-    "dry-run": (DryRunAnswer,),
+    "dry-run": (DryRunAnswer, Audited),
     "calibrate": (CalibratedMachine,),
     "accept": (AcceptedNode,),
     "regress": (Regressions,),

@@ -59,6 +59,7 @@ PACKAGES = {
         Package("pandas", "pandas", "results, report, validate, regress"),
         Package("numpy", "numpy", "regress, and the page of report"),
         Package("scipy", "scipy", "regress, fit, reproduce --launches, and the page of report"),
+        Package("yaml", "pyyaml", "fit DIRECTORY, of files in YAML"),
         Package("ruptures", "ruptures", "regress, and the page of report", "regress"),
         Package("plotly", "plotly", "the page of report, and explore", "report"),
         Package("jinja2", "jinja2", "the page of report, and explore", "report"),

@@ -22,6 +22,7 @@ from suite.job.checkpoints import PROGRESS, Progress, progress_of
 from suite.job.options import Averaging
 from suite.machine import profile
 from suite.paths import RECORDED
+from suite.predict.plan.audit import Filling, audit
 from suite.records import frame, store
 from suite.records.index import launches
 from suite.records.kernel_runs import kernel_runs
@@ -29,6 +30,7 @@ from suite.regression.baselines import accepted
 from suite.report.html.acceptance import batteries as shown_batteries
 from suite.report.html.stored_results import dry_runs, ladders
 from tests.support.configurations import PUBLISHED
+from tests.support.training_configurations import AXOLOTL, BRIDGE, DEEPSPEED, MEGATRON, TITAN
 
 
 class Parser(NamedTuple):
@@ -203,6 +205,11 @@ _SHELL = (
     'export DGXNNODES=$(( 2 * 4 ))\n: "${TENSOR_MODEL_PARALLEL:=4}"\nexport FP8=True\n'
 )
 
+
+def _audit(place: Path) -> object:
+    return [*audit(place, Filling(ranks=8))]
+
+
 PARSERS: dict[str, Parser] = {
     "run file": Parser(
         "my_run.toml", _contents("*.toml", root=catalog.RUNS), lambda place: catalog.load(place / "my_run.toml")
@@ -222,6 +229,10 @@ PARSERS: dict[str, Parser] = {
         _json_samples(*(values for values, _ in PUBLISHED.values())),
         lambda place: families.imported(place / "config.json"),
     ),
+    "configuration in TOML": Parser("job.toml", lambda: [TITAN.encode()], _audit),
+    "configuration in JSON": Parser("ds.json", _json_samples(DEEPSPEED), _audit),
+    "configuration in YAML": Parser("recipe.yaml", lambda: [BRIDGE.encode(), AXOLOTL.encode()], _audit),
+    "configuration of arguments": Parser("run.sh", lambda: [MEGATRON.encode()], _audit),
     "log of MLPerf": Parser(
         "result_0.txt", lambda: [_LOG.encode()], lambda place: mlperf_log.logged_run(place / "result_0.txt", sequence=8)
     ),

@@ -1,0 +1,1 @@
+"""Training configurations of other software: what each key means of model, accelerators, layout and batch."""

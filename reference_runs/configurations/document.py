@@ -1,0 +1,156 @@
+"""A configuration as it is written: TOML, JSON, YAML, or a list of arguments, as nested tables of values."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reference_runs.errors import InputError
+from reference_runs.regular_file import typed_text
+
+SUFFIXES = {
+    ".toml": "TOML",
+    ".json": "JSON",
+    ".yaml": "YAML",
+    ".yml": "YAML",
+    ".txt": "arguments",
+    ".args": "arguments",
+    ".sh": "arguments",
+}
+MOST_VALUES = 20_000  # of a file; aliases of YAML repeat what they name
+MOST_DEPTH = 40
+_ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=([^(\s#]*)\s*(?:#.*)?$")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?::?-([^}]*))?\}?")
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_WORD = re.compile(r"--?[A-Za-z][\w.-]*|[A-Za-z_][\w.]*=.*|\+{1,2}[A-Za-z_][\w.]*=.*", re.DOTALL)
+
+
+class Document(NamedTuple):
+    """Contents of a file.
+
+    Args:
+        form: TOML, JSON, YAML or arguments.
+        values: tables within tables; of arguments one table, with names without leading hyphens.
+    """
+
+    form: str
+    values: dict[str, Any]
+
+
+def read_document(path: Path) -> Document:
+    """The document in a file, by its suffix.
+
+    Raises:
+        InputError: unreadable, broken, or no table of values.
+    """
+    form = SUFFIXES[path.suffix.casefold()]
+    try:
+        values = _PARSERS[form](typed_text(path))
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError("not UTF-8") from error
+    except RecursionError as error:
+        raise InputError("nested too deeply") from error
+    except ValueError as error:  # what TOML's, JSON's and the shell's readers raise
+        raise InputError(f"broken {form}: {_first_line(error)}") from error
+    if not isinstance(values, Mapping):
+        raise InputError(f"{form} of {_KINDS.get(type(values), 'one value')}, no table of keys")
+    return Document(form, {str(key): value for key, value in values.items()})
+
+
+_KINDS: dict[type, str] = {list: "a list", str: "a text", type(None): "nothing"}
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by their dotted keys; lists stay whole.
+
+    Raises:
+        InputError: more than can be meant.
+    """
+    found: dict[str, Any] = {}
+    for key, value in _leaves(values, "", 0):
+        found[key] = value
+        if len(found) > MOST_VALUES:
+            raise InputError(f"more than {MOST_VALUES:,} values")
+    return found
+
+
+def _leaves(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if depth > MOST_DEPTH:
+        raise InputError("nested too deeply")
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.", depth + 1)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _yaml(text: str) -> Any:
+    """The plain values of YAML 1.1; no objects are made."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(_first_line(error)) from error
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Names and values of `--name value`, `--name=value` and `name=value`; a name without a value is true.
+
+    Variables that the file assigns itself are replaced; nothing is executed.
+    """
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    for line in text.replace("\\\n", " ").split("\n"):
+        bare = _COMMENT.sub("", line)
+        if assigned := _ASSIGNED.match(bare):
+            variables[assigned[1]] = _replaced(assigned[2].strip("\"'"), variables)
+            continue
+        try:
+            words += shlex.split(_replaced(bare.strip("()").replace("=(", " "), variables))
+        except ValueError:  # a quotation over several lines, as programs within a shell file have
+            words += bare.split()
+    return _named(words)
+
+
+def _named(words: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if not _WORD.fullmatch(word):
+            if name:
+                found[name] = word if found[name] is True else f"{found[name]} {word}"
+                name = "" if word.isdigit() else name  # what follows a number is no part of it
+            continue
+        name, said, value = word.partition("=")
+        name = name.lstrip("-+")
+        found[name] = value if said else True
+        name = "" if said else name
+    return found
+
+
+def _replaced(text: str, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: variables.get(found[1], found[2] or found[0]), text)
+
+
+def _first_line(error: Exception) -> str:
+    """An error's words on one line; a YAML error's problem and its place."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is not None and problem:
+        return f"{problem}, line {mark.line + 1}"
+    return " ".join(str(error).split())[:200]
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "TOML": tomllib.loads,
+    "JSON": json.loads,
+    "YAML": _yaml,
+    "arguments": _arguments,
+}

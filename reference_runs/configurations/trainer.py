@@ -1,0 +1,308 @@
+"""Arguments of Hugging Face's Trainer, of axolotl and LLaMA-Factory, which are built on it, and accelerate's files.
+
+Source: transformers 5, training_args.py; axolotl 0.19.0, utils/schemas; LLaMA-Factory 0.9.5, hparams and
+model/adapter.py; accelerate 1.15.0, utils/dataclasses.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from reference_runs.configurations import deepspeed
+from reference_runs.configurations.configuration import (
+    ConfiguredAdapters,
+    Framework,
+    Keys,
+    TrainingConfiguration,
+    chosen,
+    is_file,
+)
+from reference_runs.configurations.document import flat, read_document
+from reference_runs.errors import InputError
+from reference_runs.layout import Offload, Recomputation
+from reference_runs.run import Moments, Optimizer, Precision
+
+STACK = "transformers"
+MOST_ABOVE = 6  # directories above a file in which a path that it names may begin
+_STATELESS = ("adafactor", "sgd", "apollo", "galore", "badam", "lomo")
+
+
+def beside(path: Path, name: str) -> Path | None:
+    """The file that a configuration names: from its own directory, or from one above it; None: there is none."""
+    if Path(name).is_absolute():
+        return None
+    places = [path.parent, *path.absolute().parent.parents][:MOST_ABOVE]
+    return next((place / name for place in places if is_file(place / name)), None)
+
+
+def trainer(keys: Keys, path: Path) -> TrainingConfiguration:
+    """Training of TrainingArguments; the program loads the model, whose weights are taken to be fp32 under autocast.
+
+    Raises:
+        InputError: a value that is none of the key's.
+    """
+    read = _common(keys, path, micro="per_device_train_batch_size", software=Framework.TRAINER)
+    model = keys.text("model_name_or_path", "model_name", "model")
+    lora = keys.flag("use_peft") or keys.count("lora_r", "lora_rank") is not None
+    dtype = keys.text("torch_dtype", "dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
+    precision = Precision.BF16_PURE if "bf16" in dtype or "bfloat16" in dtype else _mixed(keys)
+    return read._replace(
+        model=model,
+        precision=read.precision or precision,
+        sequence=keys.count("max_seq_length", "max_length", "block_size", "cutoff_len"),
+        shorter=not keys.flag("packing") and keys.given("block_size") is None,
+        adapters=ConfiguredAdapters(keys.count("lora_r", "lora_rank") or 16, keys.flag("load_in_4bit"))
+        if lora
+        else None,
+    )
+
+
+def axolotl(keys: Keys, path: Path) -> TrainingConfiguration:
+    """Training of axolotl. Without DeepSpeed the model is trained in the dtype that it is loaded in.
+
+    Raises:
+        InputError: a value that is none of the key's.
+    """
+    read = _common(keys, path, micro="micro_batch_size", software=Framework.AXOLOTL)
+    adapter = keys.text("adapter")
+    pure = Precision.FP32 if str(keys.values.get("bf16", "")).casefold() == "false" else Precision.BF16_PURE
+    if keys.flag("fp16") and pure is Precision.FP32:
+        pure = Precision.FP16
+    copies, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
+    experts = keys.size("expert_parallel_size")
+    tensors, contexts = (
+        keys.size("tensor_parallel_size"),
+        keys.size("context_parallel_size", "sequence_parallel_degree"),
+    )
+    ranks = (copies or 1) * (shards or 1) * experts * tensors * contexts
+    notes = read.notes
+    if keys.given("rl") is not None:
+        notes += (f"memory of {keys.text('rl')}'s further models is not counted",)
+    return read._replace(
+        model=keys.text("base_model"),
+        precision=read.precision or pure,
+        sequence=keys.count("sequence_len"),
+        ranks=None if copies is None and shards is None else ranks,
+        tensor_parallel=tensors,
+        context_parallel=contexts,
+        sequence_parallel=tensors > 1,
+        expert_parallel=experts,
+        replicas=copies,
+        shorter=not keys.flag("sample_packing"),
+        adapters=_adapters(keys, adapter, "lora_r", 8) if adapter else None,
+        notes=notes,
+    )
+
+
+def llama_factory(keys: Keys, path: Path) -> TrainingConfiguration:
+    """Training of LLaMA-Factory; it recomputes layers unless it is told not to.
+
+    Raises:
+        InputError: a value that is none of the key's.
+    """
+    read = _common(keys, path, micro="per_device_train_batch_size", software=Framework.LLAMA_FACTORY)
+    kind = keys.text("finetuning_type") or "lora"
+    kept = keys.flag("disable_gradient_checkpointing")
+    adapters = None
+    if kind in ("lora", "oft"):
+        four = keys.count("quantization_bit") in (2, 3, 4)
+        adapters = ConfiguredAdapters(keys.count("lora_rank", "oft_block_size") or 8, four)
+    notes = read.notes
+    if kind == "freeze":
+        notes += ("all weights are taken to be trained, and it freezes some",)
+    if keys.text("stage") in ("dpo", "ppo", "kto") and adapters is None:
+        notes += (f"memory of {keys.text('stage')}'s further models is not counted",)
+    return read._replace(
+        model=keys.text("model_name_or_path"),
+        precision=Precision.BF16_PURE if keys.flag("pure_bf16") else read.precision or _mixed(keys),
+        sequence=keys.count("cutoff_len") or 2048,
+        recomputation=Recomputation.NONE if kept else Recomputation.FULL,
+        shorter=not keys.flag("packing") and keys.text("stage") != "pt",
+        adapters=adapters,
+        notes=notes,
+    )
+
+
+def accelerate(keys: Keys) -> TrainingConfiguration:
+    """Training of `accelerate config`: processes, and how state is sharded; model and batch are the program's.
+
+    Raises:
+        InputError: a value that is none of the key's.
+    """
+    kind, notes = keys.text("distributed_type").upper(), ["micro-batch of 1, which it does not say"]
+    stage, offload, stack = 0, Offload.NONE, STACK
+    if kind == "DEEPSPEED":
+        inner = Keys({name.removeprefix("deepspeed_config."): value for name, value in keys.values.items()})
+        stage, offload, stack = deepspeed.zero_stage(inner), deepspeed.offload(inner), deepspeed.STACK
+    elif kind == "FSDP":
+        stage, offload = 3, Offload.STATE if keys.flag("fsdp_config.fsdp_offload_params") else Offload.NONE
+    checkpoints = keys.flag("fsdp_config.fsdp_activation_checkpointing")
+    mixed = keys.text("mixed_precision")
+    named = {"bf16": Precision.BF16, "fp16": Precision.FP16, "no": Precision.FP32, "fp8": Precision.BF16}
+    return TrainingConfiguration(
+        Framework.ACCELERATE,
+        stack,
+        ranks=keys.count("num_processes"),
+        zero_stage=stage,
+        offload=offload,
+        recomputation=Recomputation.FULL if checkpoints else Recomputation.NONE,
+        precision=chosen(mixed, named, "mixed_precision") if mixed else None,
+        notes=tuple(notes),
+    )
+
+
+def torchtune(keys: Keys, path: Path) -> TrainingConfiguration:
+    """Training of torchtune: FSDP2 over all accelerators, unless the file's name says that it is of one.
+
+    Source: torchtune 0.6.1, recipes/full_finetune_distributed.py, training/_distributed.py.
+
+    Raises:
+        InputError: a value that is none of the key's.
+    """
+    component = keys.text("model._component_").rpartition(".")[2]
+    tuned, _, name = component.partition("_") if component.startswith(("lora_", "qlora_")) else ("", "", component)
+    tensors, copies = keys.size("tensor_parallel_dim"), keys.count("data_parallel_replicate_dim")
+    optimizer = keys.text("optimizer._component_")
+    dtype = {"bf16": Precision.BF16_PURE, "fp32": Precision.FP32, "fp16": Precision.FP16}
+    host = keys.flag("fsdp_cpu_offload")
+    alone = "single_device" in path.stem or "low_memory" in path.stem
+    unlike = [name for name in _SMALLER_TUNED if keys.flag(name)]
+    return TrainingConfiguration(
+        Framework.TORCHTUNE,
+        "pytorch",
+        model=name.replace("_5_", ".5_") if name.startswith("qwen2_5") else name,
+        tensor_parallel=tensors,
+        sequence_parallel=tensors > 1,
+        replicas=copies,
+        ranks=1 if alone else None,
+        zero_stage=0 if alone else 3,
+        recomputation=Recomputation.FULL if keys.flag("enable_activation_checkpointing") else Recomputation.NONE,
+        offload=Offload.STATE if host else Offload.NONE,
+        micro_batch=keys.size("batch_size"),
+        accumulation=keys.size("gradient_accumulation_steps"),
+        sequence=keys.count("tokenizer.max_seq_len", "dataset.max_seq_len", "max_seq_len"),
+        shorter=not keys.flag("dataset.packed"),
+        precision=chosen(keys.text("dtype") or "fp32", dtype, "dtype"),
+        moments=Moments.FP8 if "8bit" in optimizer else Moments.FP32,
+        optimizer=Optimizer.SGD if optimizer.endswith("SGD") else None,
+        adapters=ConfiguredAdapters(keys.count("model.lora_rank") or 8, tuned == "qlora") if tuned else None,
+        undescribed=tuple(unlike),
+    )
+
+
+def nanotron(keys: Keys) -> TrainingConfiguration:
+    """Training of nanotron.
+
+    Source: nanotron 0.4, config/config.py, parallelism_config.py.
+
+    Raises:
+        InputError: a value that is none of the key's.
+    """
+    tensors, stages, data, experts = (
+        keys.size(f"parallelism.{name}") for name in ("tp", "pp", "dp", "expert_parallel_size")
+    )
+    contexts = keys.size("parallelism.context_parallel_size")
+    prefix = "model.model_config."
+    shape = {name.removeprefix(prefix): value for name, value in keys.values.items() if name.startswith(prefix)}
+    stage = keys.count("optimizer.zero_stage", least=0) or 0
+    again = keys.flag("parallelism.recompute_layer")
+    dtype = {"bfloat16": Precision.BF16, "float16": Precision.FP16, "float32": Precision.FP32}
+    return TrainingConfiguration(
+        Framework.NANOTRON,
+        "nanotron",
+        shape={**_LLAMA_OF_NANOTRON, **shape, "model_type": "llama"} if "hidden_size" in shape else None,
+        ranks=data * tensors * stages * contexts,
+        data_parallel=data,
+        tensor_parallel=tensors,
+        sequence_parallel=tensors > 1 and keys.text("parallelism.tp_mode").upper() == "REDUCE_SCATTER",
+        context_parallel=contexts,
+        pipeline_stages=stages,
+        expert_parallel=experts,
+        zero_stage=chosen(str(stage), {"0": 0, "1": 1}, "optimizer.zero_stage"),
+        reduce_scatter=stage == 1,
+        recomputation=Recomputation.FULL if again else Recomputation.NONE,
+        micro_batch=keys.size("tokens.micro_batch_size"),
+        accumulation=keys.size("tokens.batch_accumulation_per_replica"),
+        sequence=keys.count("tokens.sequence_length"),
+        precision=chosen(keys.text("model.dtype") or "bfloat16", dtype, "model.dtype"),
+    )
+
+
+_SMALLER_TUNED = ("enable_activation_offloading", "optimizer_in_bwd")
+_SMALLER = (  # keys that make memory smaller in a way of their own
+    *("cut_cross_entropy", "liger_fused_linear_cross_entropy", "enable_liger_kernel", "use_liger_kernel"),
+    *("quantize_moe_experts", "use_kt", "use_badam", "use_galore", "use_apollo", "tiled_mlp", "layer_offloading"),
+    *("chunked_cross_entropy", "use_adam_mini", "lisa_n_layers", "unfrozen_parameters", "activation_offloading"),
+)
+_LLAMA_OF_NANOTRON = {"tie_word_embeddings": False}
+
+
+def _common(keys: Keys, path: Path, *, micro: str, software: Framework) -> TrainingConfiguration:
+    """Keys that Trainer, axolotl and LLaMA-Factory have in common."""
+    stage, offload, precision, notes = 0, Offload.NONE, None, []
+    stack, ranks = STACK, keys.count("num_processes", "nproc_per_node")
+    inner = Keys({k.removeprefix("deepspeed."): v for k, v in keys.values.items() if k.startswith("deepspeed.")})
+    if name := keys.text("deepspeed"):
+        named = beside(path, name)
+        if named is None:
+            raise InputError(f"deepspeed: {name} is not there", allowed="a file beside it, or in a directory above")
+        inner = Keys(flat(read_document(named).values))
+    if inner.values:
+        read = deepspeed.deepspeed(inner)
+        stage, offload, precision, stack = read.zero_stage, read.offload, read.precision, deepspeed.STACK
+    elif keys.given("fsdp") is not None or keys.within("fsdp_config"):
+        stage = 3
+        host = keys.flag("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+        offload = Offload.STATE if host or "offload" in str(keys.values.get("fsdp")) else Offload.NONE
+    name = keys.text("optim", "optimizer")
+    if "paged" in name:
+        notes.append("its paged optimizer may keep state on the host")
+    return TrainingConfiguration(
+        software,
+        stack,
+        ranks=ranks,
+        zero_stage=stage,
+        offload=offload,
+        recomputation=Recomputation.FULL if _recomputes(keys) else Recomputation.NONE,
+        micro_batch=keys.count(micro) or (8 if software is Framework.TRAINER else 1),
+        accumulation=keys.size("gradient_accumulation_steps"),
+        precision=precision,
+        moments=Moments.FP8 if "8bit" in name else Moments.FP32,
+        optimizer=Optimizer.SGD if name.startswith(_STATELESS) else None,
+        launcher_shards=stage < 3,
+        undescribed=tuple(_smaller(keys)),
+        notes=(*notes, *(f"{name}: counted as without moments" for _ in range(name.startswith(_STATELESS)))),
+    )
+
+
+def _smaller(keys: Keys) -> Iterator[str]:
+    """Keys that are on and that nothing here describes the memory of."""
+    yield from (name for name in _SMALLER if keys.flag(name))
+    if str(keys.values.get("gradient_checkpointing", "")).startswith("offload"):
+        yield "gradient_checkpointing: offload"
+
+
+def _recomputes(keys: Keys) -> bool:
+    """Whether gradient checkpointing is on; axolotl's "offload" is too."""
+    value = keys.values.get("gradient_checkpointing")
+    fsdp = keys.flag("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing")
+    return fsdp or (isinstance(value, str) and value.startswith("offload")) or keys.flag("gradient_checkpointing")
+
+
+def _mixed(keys: Keys) -> Precision:
+    return Precision.BF16 if keys.flag("bf16") else Precision.FP16 if keys.flag("fp16") else Precision.FP32
+
+
+def _adapters(keys: Keys, kind: str, rank: str, usual: int) -> ConfiguredAdapters:
+    return ConfiguredAdapters(keys.count(rank) or usual, kind == "qlora" or keys.flag("load_in_4bit"))
+
+
+OF_A_FILE: dict[Framework, Callable[[Keys, Path], TrainingConfiguration]] = {
+    Framework.TRAINER: trainer,
+    Framework.AXOLOTL: axolotl,
+    Framework.LLAMA_FACTORY: llama_factory,
+    Framework.ACCELERATE: lambda keys, _: accelerate(keys),
+    Framework.TORCHTUNE: torchtune,
+    Framework.NANOTRON: lambda keys, _: nanotron(keys),
+}

@@ -1,0 +1,165 @@
+"""The audit of a directory: each file's verdict and its reason, and nothing that a broken file can stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reference_runs.errors import InputError
+from suite.predict.plan.audit import Audited, AuditVerdict, Filling, audit
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = {sequence}
+[parallelism]
+data_parallel_shard_degree = {shards}
+tensor_parallel_degree = {tensors}
+context_parallel_degree = {contexts}
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def _titan(*, shards: int = 8, tensors: int = 1, contexts: int = 1, sequence: int = 8192) -> str:
+    return TITAN.format(shards=shards, tensors=tensors, contexts=contexts, sequence=sequence)
+
+
+def _row(directory: Path, name: str, text: str, filling: Filling | None = None) -> Audited:
+    directory.mkdir(exist_ok=True, parents=True)
+    (directory / name).write_text(text, encoding="utf-8")
+    rows = {row.file: row for row in audit(directory, filling or Filling())}
+    return rows[name]
+
+
+def test_a_training_that_divides_and_fits_runs_on_the_accelerators_that_the_file_says(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.toml", _titan())
+    assert (row.verdict, row.accelerators, row.accelerators_assumed) == (AuditVerdict.RUNS, 8, False)
+    assert row.layout.startswith("dp8,tp1,pp1,zero3")
+    assert row.peak_bytes is not None
+    assert row.usable_bytes is not None
+    assert 16 * 8.03e9 / 8 < row.peak_bytes < row.usable_bytes  # fp32 weights, gradients and moments, over 8
+
+
+def test_options_fill_in_what_a_file_does_not_say_and_nothing_else(tmp_path: Path) -> None:
+    filling = Filling(on="a100-sxm-40gb", ranks=64)
+    assert _row(tmp_path, "a.toml", _titan(), filling).accelerators == 8
+    row = _row(tmp_path, "b.toml", _titan(shards=-1), filling)
+    assert (row.accelerators, row.accelerator, row.accelerators_assumed) == (64, "a100-sxm-40gb", False)
+
+
+def test_where_nothing_says_how_many_accelerators_they_are_the_fewest_that_do(tmp_path: Path) -> None:
+    text = _titan(shards=-1).replace("8B", "70B")
+    row = _row(tmp_path, "a.toml", text)
+    assert row.accelerators is not None
+    assert (row.verdict, row.accelerators_assumed) == (AuditVerdict.RUNS, True)
+    half = _row(tmp_path, "b.toml", text, Filling(ranks=row.accelerators // 2))
+    assert half.verdict is AuditVerdict.CANNOT
+    assert half.why.startswith("memory: needs")
+
+
+@pytest.mark.parametrize(
+    ("text", "filling", "why"),
+    [
+        (_titan(shards=-1, tensors=16), Filling(ranks=24), "16 (tp) = 16 does not divide 24 accelerators"),
+        (_titan(tensors=3, sequence=8190), Filling(), "layout.tensor_parallel does not divide architecture.heads = 32"),
+        (_titan(contexts=2, sequence=8190), Filling(), "training.seq_len 8190 is no multiple of 4: tp * 2 cp"),
+        (_titan().replace("seq_len", "seq_lem"), Filling(), "unknown word seq_lem; did you mean seq_len?"),
+        (_titan(shards=1), Filling(), "memory: needs"),
+        (_titan().replace('name = "llama3"\nflavor = "8B"', ""), Filling(), "missing model: it names none"),
+        (_titan(shards=0) + "x = = 1", Filling(), "broken TOML"),
+    ],
+    ids=["accelerators", "heads", "sequence", "word", "memory", "model", "broken"],
+)
+def test_a_training_that_cannot_run_says_why(tmp_path: Path, text: str, filling: Filling, why: str) -> None:
+    row = _row(tmp_path, "a.toml", text, filling)
+    assert row.verdict is AuditVerdict.CANNOT
+    assert why in row.why
+
+
+def test_megatron_refuses_layers_that_stages_do_not_divide_unless_a_key_deals_them(tmp_path: Path) -> None:
+    arguments = "--num-layers 46 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1"
+    arguments += " --global-batch-size 32 --bf16 --pipeline-model-parallel-size 4"
+    row = _row(tmp_path, "a.txt", arguments)
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, "4 (pp) * 1 chunks do not divide 46 layers")
+    counted = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert _row(tmp_path, "a.txt", f"{arguments} {counted}").verdict is AuditVerdict.RUNS
+    dealt = "--decoder-first-pipeline-num-layers 10"
+    assert _row(tmp_path, "a.txt", f"{arguments} {dealt}").verdict is AuditVerdict.RUNS
+
+
+def test_a_model_is_found_in_a_config_json_beside_and_by_an_option(tmp_path: Path) -> None:
+    zero = json.dumps(
+        {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+    )
+    row = _row(tmp_path / "alone", "ds.json", zero)
+    assert row.verdict is AuditVerdict.NOT_JUDGED
+    assert row.why.startswith("missing model")
+    assert _row(tmp_path / "alone", "ds.json", zero, Filling(model="gpt2-124m")).verdict is AuditVerdict.RUNS
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,'
+        ' "intermediate_size": 11008, "vocab_size": 32000, "architectures": ["LlamaForCausalLM"]}',
+        encoding="utf-8",
+    )
+    row = _row(beside, "ds.json", zero, Filling(ranks=16, training=Filling().training._replace(sequence=2048)))
+    assert (row.verdict, row.accelerators) == (AuditVerdict.RUNS, 16)
+    assert {each.file: each.verdict for each in audit(beside, Filling())}["config.json"] is AuditVerdict.NONE
+
+
+def test_an_unknown_model_is_not_judged_rather_than_refused(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.toml", _titan().replace("llama3", "nobodys"))
+    assert row.verdict is AuditVerdict.NOT_JUDGED
+    assert "unknown model" in row.why
+
+
+def test_replicated_state_that_a_launcher_may_shard_and_short_samples_are_not_refused(tmp_path: Path) -> None:
+    text = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 8192\nsample_packing: true\nmicro_batch_size: 1\n"
+    text += "gradient_checkpointing: true\nbf16: true\n"
+    row = _row(tmp_path, "a.yml", text, Filling(on="a100-sxm-40gb", ranks=8))
+    assert row.verdict is AuditVerdict.NOT_JUDGED
+    assert "if its launcher shards the state" in row.why
+    short = text.replace("true\nmicro_batch_size: 1", "false\nmicro_batch_size: 64")
+    row = _row(tmp_path, "b.yml", short + "fsdp_config: {offload_params: false}\n", Filling(ranks=64))
+    assert row.verdict is AuditVerdict.NOT_JUDGED
+    assert "fits at 512 tokens a sample" in row.why
+
+
+def test_adapters_beside_four_bits_need_less_than_beside_sixteen(tmp_path: Path) -> None:
+    text = "base_model: meta-llama/Llama-3.1-70B\nsequence_len: 2048\nsample_packing: true\nmicro_batch_size: 1\n"
+    text += "gradient_checkpointing: true\n"
+    lora = _row(tmp_path, "a.yml", f"{text}adapter: lora\n", Filling(ranks=8))
+    qlora = _row(tmp_path, "b.yml", f"{text}adapter: qlora\n", Filling(ranks=8))
+    assert lora.peak_bytes is not None
+    assert qlora.peak_bytes is not None
+    assert lora.peak_bytes > 2 * 70.5e9  # weights in bf16
+    assert 70.5e9 / 2 < qlora.peak_bytes < 70.5e9
+
+
+def test_hidden_files_links_and_other_suffixes_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    for name in (".hidden/a.toml", ".a.toml", "a.py", "b.toml"):
+        (tmp_path / name).write_text(_titan(), encoding="utf-8")
+    (tmp_path / "link.toml").symlink_to(tmp_path / "b.toml")
+    assert [row.file for row in audit(tmp_path, Filling())] == ["b.toml"]
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the directory"):
+        list(audit(tmp_path / "nothing", Filling()))
+
+
+@pytest.mark.parametrize(
+    "number", ["0", "-7", "1e400", "99999999999999999999", '"x"', "true", "[1]", "nan", "1000000000"]
+)
+def test_no_number_stops_the_audit(tmp_path: Path, number: str) -> None:
+    for key in ("local_batch_size", "seq_len", "data_parallel_shard_degree", "tensor_parallel_degree"):
+        text = "\n".join(f"{key} = {number}" if line.startswith(key) else line for line in _titan().splitlines())
+        row = _row(tmp_path, "a.toml", text)
+        assert row.verdict in (AuditVerdict.CANNOT, AuditVerdict.RUNS, AuditVerdict.NOT_JUDGED)
