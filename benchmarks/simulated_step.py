@@ -37,13 +37,14 @@ from suite.execute.measure.counters import ObservingMode
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
+from suite.execute.training.captured_step import CapturedSteps
 from suite.execute.training.step import Steps
-from suite.job.options import KernelChoice
-from suite.job.training_job import LEAST_STEPS
+from suite.job.options import KernelChoice, Optimization
 from suite.reproduce.plan import corpus_for, job_for, plan
 from suite.reproduce.request import Request
 
 LOG = "SIMULATED_CUDA_LOG"  # names the device's log
+STEPS = 64  # for which batches are made ahead; fewer are taken
 
 
 class LaunchKind(enum.StrEnum):
@@ -81,6 +82,7 @@ class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
             pageable memory, for which CUDA may wait until the stream is empty.
         launches_after_wait: how many began after the first wait: of work that the device did not have in time.
         dependent: launches that begin while the kernel before them ends.
+        graphs: launched; their kernels are launched by the device.
     """
 
     launches: dict[str, int]
@@ -88,6 +90,7 @@ class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[str]
     launches_after_wait: int = 0
     dependent: int = 0
+    graphs: int = 0
 
 
 class CountedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,13 +136,14 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
     launches: Counter[str] = Counter()
     products: Counter[tuple[int, int, int]] = Counter()
     waits: list[str] = []
-    after_wait = dependent = 0
+    after_wait = dependent = graphs = 0
     for line in lines:
         owner, seconds, kind, *details = line.split()
         if int(owner) != process or not start <= float(seconds) <= end:
             continue
         after_wait += bool(waits) and kind in ("launch", "matmul", "fill", "copy")
         dependent += kind == "dependent"
+        graphs += kind == "graph"
         if kind == "launch":
             launches[next(found for part, found in _NAMES if part in details[-1])] += 1
         elif kind == "matmul":
@@ -154,7 +158,12 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
             waits.append(" ".join([kind, *details[1:]]))
     listed = [(*shape, count) for shape, count in sorted(products.items(), key=lambda item: (-item[1], item[0]))]
     return LoggedStep(
-        launches=dict(launches), products=listed, waits=waits, launches_after_wait=after_wait, dependent=dependent
+        launches=dict(launches),
+        products=listed,
+        waits=waits,
+        launches_after_wait=after_wait,
+        dependent=dependent,
+        graphs=graphs,
     )
 
 
@@ -243,7 +252,7 @@ def prepared(asked: StepRequest, scratch: Path) -> Iterator[Steps]:
         name=asked.run,
         layout="dp1",
         device="cuda",
-        steps=LEAST_STEPS,
+        steps=STEPS,
         optimizations=asked.optimizations,
         kernels=asked.kernels,
         results=scratch,
@@ -261,7 +270,8 @@ def prepared(asked: StepRequest, scratch: Path) -> Iterator[Steps]:
     prepare_arithmetic(job.recipe.precision, device)
     mesh = device_mesh(job.layout, "cuda")
     try:
-        yield Steps(job, parallelize(job, mesh=mesh, device=device), mesh, device)
+        kind = CapturedSteps if Optimization.MICRO_BATCH_GRAPH in job.training_options.optimizations else Steps
+        yield kind(job, parallelize(job, mesh=mesh, device=device), mesh, device)
     finally:
         dist.destroy_process_group()
 
@@ -270,6 +280,7 @@ def counted(steps: Steps) -> CountedStep:
     """Counts: two steps warm up, the launches of the third count, and the bytes of the fourth."""
     for _ in range(2):
         steps.update(steps.forward_and_backward())
+    steps.before_timed()
     torch.cuda.synchronize()
     start = time.monotonic()
     loss = steps.forward_and_backward()
@@ -301,6 +312,8 @@ def host_seconds(steps: Steps, number: int) -> HostSeconds:
     """The host's time of so many steps after two that warm up."""
     passes, updates = [], []
     for taken in range(number + 2):
+        if taken == 2:
+            steps.before_timed()
         torch.cuda.synchronize()
         start = time.process_time()
         loss = steps.forward_and_backward()

@@ -52,6 +52,7 @@ CASES = [
     *((name, "dp1,fused") for name in FUSED),
     ("gpt2-mini", "dp1,compiled"),
     ("gpt2-mini", "dp1,fused,packed-gradients"),
+    ("gpt2-mini", "dp1,fused,compiled,micro-batch-graph"),
     ("gpt2-mini", "dp1,fused,epilogues"),
     ("gpt2-mini", "dp1,fused,compiled,tuned-products"),
     ("bloom-mini", "dp2,zero1,epilogues,tuned-products"),
@@ -76,7 +77,7 @@ def job_of(name: str, words: str, directory: Path) -> Job:
     Args:
         words: those of --layout, "compiled", "triton" or "fp8", and optimizations.
     """
-    known = [word for word in words.split(",") if word in list(Optimization)]
+    known = tuple(Optimization(word) for word in words.split(",") if word in list(Optimization))
     layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton", "fp8", *known))
     planned = plan(
         Request(
@@ -86,7 +87,6 @@ def job_of(name: str, words: str, directory: Path) -> Job:
             compiled="compiled" in words,
             kernels="triton" if "triton" in words else "torch",
             products="fp8-current" if "fp8" in words else None,
-            optimizations=",".join(known) or None,
             steps=6,
             results=directory,
         )
@@ -97,6 +97,9 @@ def job_of(name: str, words: str, directory: Path) -> Job:
         planned,
         recipe=msgspec.structs.replace(planned.recipe, global_batch=samples, **whole_from_the_start),
         layout=msgspec.structs.replace(planned.layout, accumulation=None),
+        training_options=msgspec.structs.replace(
+            planned.training_options, optimizations=known or planned.training_options.optimizations
+        ),
     )
     tokens = (samples * planned.steps + 1) * (planned.architecture.sequence + 1)
     numpy.zeros(tokens, dtype="<i4").tofile(directory / "tokens")

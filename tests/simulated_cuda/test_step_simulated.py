@@ -97,3 +97,16 @@ def test_compiled_kernels_are_launched_while_the_one_before_them_ends_where_that
     assert counted(run, scratch, "across-blocks").step.dependent == 0
     assert dependent.step.dependent == dependent.step.launches[LaunchKind.COMPILED]
     assert dependent.graph_breaks == 0
+
+
+@RUNS
+def test_a_captured_micro_batch_is_two_launches_of_the_host(run: str, scratch: Path) -> None:
+    plain, captured = counted(run, scratch, "across-blocks"), counted(run, scratch, "across-blocks,micro-batch-graph")
+    assert (plain.step.graphs, captured.step.graphs) == (0, 2 * captured.micro_batches)
+    assert captured.step.waits == ["wait stream"]
+    assert captured.graph_breaks == 0
+    for kind in (LaunchKind.PRODUCT, LaunchKind.ATTENTION, LaunchKind.COMPILED):
+        assert plain.step.launches[kind] > 0
+        assert kind not in captured.step.launches
+    launched = sum(captured.step.launches.values())
+    assert launched < sum(plain.step.launches.values()) / 10

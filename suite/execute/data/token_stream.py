@@ -15,6 +15,7 @@ from reference_runs.run import Mask, Objective
 from suite.execute.data.blank_infilling import BlankInfilling
 from suite.execute.model.position import dealt
 from suite.job.corpus import END_OF_TEXT, END_TOKEN
+from suite.job.events import PackedDocuments
 from suite.job.options import Texts, document_offsets
 from suite.job.training_job import Job
 
@@ -152,3 +153,14 @@ def token_stream(job: Job, *, context_rank: int = 0) -> TokenStream:
         has_documents=job.architecture.mask is Mask.DOCUMENTS,
         context_part=(context_rank, job.layout.context_parallel),
     )
+
+
+def packed_documents(batch: TokenBatch) -> PackedDocuments | None:
+    """Documents of a batch; None where its samples do not say which they have."""
+    if (documents_BT := batch.arguments.get("documents_BT")) is None:
+        return None
+    lengths = [row.bincount() for row in documents_BT]
+    lengths_D = torch.cat([of_row[of_row > 0] for of_row in lengths])
+    attended = int((lengths_D * (lengths_D + 1) // 2).sum())
+    sequences, tokens = documents_BT.shape
+    return PackedDocuments(sequences, tokens, len(lengths_D), attended)

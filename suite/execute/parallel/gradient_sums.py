@@ -8,7 +8,7 @@ a vector where the gradient is reduced.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,18 @@ class SummingReader(nn.Module):
         return leaf if self.sums is None else _read(leaf, self.sums)
 
 
+class StepSums(Protocol):
+    """Gradients that a step's micro-batches are added to."""
+
+    def begin(self) -> None:
+        """Make them zeros, before the first micro-batch."""
+
+    def hand_over(self) -> None:
+        """Make them the leaves' gradients, after the last micro-batch."""
+
+
 class GradientSums:
-    """The sums of all weights of some blocks, which exist while a step accumulates.
+    """The sums of all weights of some blocks, which exist while a step accumulates, or stay where they are.
 
     The leaves have no gradient meanwhile: Dynamo traces none whose dtype is another than its tensor's.
     A backward pass must follow its forward pass before the next one begins, as without a pipeline.
@@ -60,6 +70,7 @@ class GradientSums:
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
         self._readers: list[tuple[nn.Parameter, SummingReader]] = []
+        self._kept: list[Tensor] | None = None
         for block in blocks:
             for module in list(block.modules()):
                 for name, leaf in list(module.named_parameters(recurse=False)):
@@ -68,11 +79,26 @@ class GradientSums:
                     self._readers.append((leaf, reader))
             share_classes(block)
 
+    @property
+    def leaves(self) -> set[nn.Parameter]:
+        """The leaves whose gradients are summed."""
+        return {leaf for leaf, _ in self._readers}
+
+    def keep(self) -> None:
+        """From now on sums of every step lie where the first ones do."""
+        self._kept = self._new()
+
+    def release(self) -> None:
+        """From now on they lie anywhere again."""
+        self._kept = None
+
+    def _new(self) -> list[Tensor]:
+        dtypes = GRADIENT_DTYPES
+        return [torch.empty_like(leaf, dtype=dtypes[leaf.dtype], requires_grad=False) for leaf, _ in self._readers]
+
     def begin(self) -> None:
         """Sums of zeros, before the first micro-batch."""
-        sums = [
-            torch.empty_like(leaf, dtype=GRADIENT_DTYPES[leaf.dtype], requires_grad=False) for leaf, _ in self._readers
-        ]
+        sums = self._new() if self._kept is None else self._kept
         torch._foreach_zero_(sums)
         for (_, reader), of_leaf in zip(self._readers, sums, strict=True):
             reader.sums = of_leaf

@@ -122,6 +122,7 @@ class StepClocks:
 
     def before(self, purpose: StepPurpose) -> None:
         if purpose is StepPurpose.TIMED and not self.step_seconds:
+            self._steps.before_timed()
             self.resident_bytes = resident_bytes()  # speed samples have tensors of their own
             self.processors.start()
             self.speed.take_samples(SAMPLES_AROUND)

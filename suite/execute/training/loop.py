@@ -22,6 +22,7 @@ from suite.execute.parallel.mesh import DATA, TENSOR, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.asynchronous_step import AsynchronousSteps
+from suite.execute.training.captured_step import CapturedSteps
 from suite.execute.training.checkpoint import CheckpointedTraining
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
 from suite.execute.training.outcome import StepOutcome
@@ -31,6 +32,7 @@ from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPlan
 from suite.execute.training.store_step import StoreSteps
 from suite.job.events import Event, Finished, Phase, Step, StepKind
+from suite.job.options import Optimization
 from suite.job.training_job import Job
 
 
@@ -127,6 +129,8 @@ def _kind_of_steps(job: Job, training: Training) -> type[Steps]:
         return SliceSteps
     if job.synchronisation is not None:
         return StoreSteps
+    if Optimization.MICRO_BATCH_GRAPH in job.training_options.optimizations:
+        return CapturedSteps
     return Steps if training.without_flush is None else AsynchronousSteps
 
 
@@ -165,7 +169,7 @@ def _finished(
         peak_bytes=counters.peak.bytes,
         worked_seconds=[seconds[Part.FORWARD] + seconds[Part.BACKWARD] for seconds in pipelined],
         pipeline_seconds=[seconds[Part.PIPELINE] for seconds in pipelined],
-        arithmetic=arithmetic,
+        arithmetic="; ".join(filter(None, (arithmetic, steps.how_executed))),
         environment=environment(steps.device),
         time=time.time(),
         term_seconds=terms,

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.catalog import global_batch_at
 from suite.execute.data.loader import Batches, CopiedAhead, batches
-from suite.execute.data.token_stream import TokenBatch
+from suite.execute.data.token_stream import TokenBatch, packed_documents
 from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import (
@@ -27,6 +27,7 @@ from suite.execute.optim.learning_rate import (
     squared_norm_by_parameter,
 )
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
+from suite.execute.parallel.gradient_sums import StepSums
 from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
@@ -51,6 +52,7 @@ class Steps:
         step: number of the next step.
         micro_batches: of this rank in the last step.
         phases: the clock of the step's phases.
+        how_executed: in words for the record, where steps are executed in another way from the first timed one on.
         averages_as_asked: whether the last step averaged gradients as the job says. 1-bit Adam averages exactly during
             its warm-up; skipped steps prolong it.
     """
@@ -63,6 +65,7 @@ class Steps:
         self.device = device
         self.step = 0
         self.micro_batches = 0
+        self.how_executed = ""
         self.phases = Phases(device)
         self._mesh = mesh
         self._samples_seen = 0
@@ -90,28 +93,38 @@ class Steps:
                 return self.training.pipeline.step(
                     *whole, micro_batches=self.micro_batches, factor=factor, phases=self.phases
                 )
-        (module,) = self.training.modules
-        sums = None if runs_eagerly() else self.training.gradient_sums
-        if sums is not None:
+        if (sums := self.sums) is not None:
             sums.begin()
         losses = []
         for number in range(self.micro_batches):
             with self._synchronised(last=number == self.micro_batches - 1):
-                micro_batch = self._micro_batch(first + number * samples, samples)
-                with self.phases.phase(Part.FORWARD), self._offloaded():
-                    loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
-                with self.phases.phase(Part.BACKWARD):
-                    (loss * factor).backward()
+                losses.append(self.passes(self._micro_batch(first + number * samples, samples), factor))
             if self._ahead is not None and number < self.micro_batches - 1:
                 self._ahead.begin(first + (number + 1) * samples, samples)
             elif self._ahead is not None and self.step < self.job.steps - 1:
                 self._ahead.begin(self._next_samples()[0], samples)
-            losses.append(loss.detach())
             if self.job.training_options.synchronises:
                 losses[-1].item()
         if sums is not None:
             sums.hand_over()
         return torch.stack(losses).sum()
+
+    @property
+    def sums(self) -> StepSums | None:
+        """Gradients that the micro-batches of this step are added to; None: autograd adds to the leaves'."""
+        return None if runs_eagerly() else self.training.gradient_sums
+
+    def passes(self, batch: TokenBatch, factor: float) -> Tensor:
+        """Both passes of a micro-batch, the second of `factor` times its loss; its loss over their number."""
+        (module,) = self.training.modules
+        with self.phases.phase(Part.FORWARD), self._offloaded():
+            loss: Tensor = module(batch.tokens_BT, **batch.arguments) / self.micro_batches
+        with self.phases.phase(Part.BACKWARD):
+            (loss * factor).backward()
+        return loss.detach()
+
+    def before_timed(self) -> None:
+        """Before the first timed step."""
 
     def _begin(self) -> tuple[int, float]:
         """Begin a step: the number of this rank's first sample, and the loss scale (1 where there is none)."""
@@ -196,13 +209,7 @@ class Steps:
         """Documents of this rank's samples of the first whole step; None where samples do not say which they have."""
         samples = self.micro_batches * self.job.layout.micro_batch
         batch = self._stream.micro_batch(self._replica * samples, samples)
-        if (documents_BT := batch.arguments.get("documents_BT")) is None:
-            return None
-        lengths = [row.bincount() for row in documents_BT]
-        lengths_D = torch.cat([of_row[of_row > 0] for of_row in lengths])
-        attended = int((lengths_D * (lengths_D + 1) // 2).sum())
-        sequences, tokens = documents_BT.shape
-        return PackedDocuments(sequences, tokens, len(lengths_D), attended)
+        return packed_documents(batch)
 
     def chunk_outputs(self, *, samples: int, through_modules: bool = False) -> Iterator[Tensor]:
         """The output of each of this rank's chunks for `samples` samples. No chunk gets another one's output.

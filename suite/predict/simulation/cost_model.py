@@ -59,7 +59,9 @@ class CostModel:
         """Seconds that the host spends on dispatching, views, autograd's graph and reading weights."""
         return sum(times * self.seconds(call) for (_, call), times in calls.items() if call.operation in HOST_CALLS)
 
-    def exposed_overhead(self, calls: OperatorCalls, *, waits: bool = False, besides: float = 0.0) -> float:
+    def exposed_overhead(
+        self, calls: OperatorCalls, *, waits: bool = False, besides: float = 0.0, captured: bool = False
+    ) -> float:
         """Seconds by which the host makes a micro-batch or an update longer.
 
         With h seconds of `overhead` and of what the host does `besides`, n operators whose call takes c, and d seconds
@@ -67,16 +69,17 @@ class CostModel:
             h                    on a CPU, which computes itself; an operator's timing has its call in it
             max(0, h + n c - d)  on CUDA, where the host runs ahead and waits for nothing but the end
             h + n c              there, where it `waits` for a number after every operator or two: one after the other
+        A graph that was `captured` of the calls leaves what the host does `besides` alone in h, and no n.
         Assumed: an update that reads the gradients' norm once, in its middle, runs ahead as if it did not.
         """
-        host = self.overhead(calls) + besides
+        host = besides + (0.0 if captured else self.overhead(calls))
         if not self._cuda:
             return host
         called = sum(
             times for (_, call), times in calls.items() if call.operation not in HOST_CALLS and _is_called(call)
         )
         device = self.arithmetic(calls, backward=False) + self.arithmetic(calls, backward=True)
-        host += called * self._slope("calls")
+        host += 0.0 if captured else called * self._slope("calls")
         return host if waits else max(0.0, host - device)
 
     def arithmetic(self, calls: OperatorCalls, *, backward: bool) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from reference_runs.layout import Recomputation
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Offload, Recomputation
 from reference_runs.run import Activation, Norm, Precision, QueryKeyNorm, Residual, Workload
 from suite.job.options import KernelChoice, Optimization
 from suite.machine.gpu import H100, Gpu, SdpaBackend, sdpa_backend
@@ -113,6 +114,28 @@ def dependent_launches(launch: PlannedLaunch) -> str:
     return next((words for applies, words in reasons if applies), "")
 
 
+def captured_passes(launch: PlannedLaunch) -> str:
+    """Why the passes of a micro-batch cannot be captured once and launched as graphs for all micro-batches.
+
+    A graph repeats what it was captured with: no number of the host's may change from micro-batch to micro-batch.
+    """
+    architecture, recipe, layout = launch.workload
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (not launch.compiled, "no compiled block"),
+        (layout.ranks > 1, "several ranks"),
+        (layout.recomputation is not Recomputation.NONE, "recomputation, which reads the generator's state"),
+        (layout.offload is not Offload.NONE, "state on the host"),
+        (not layout.fused_attention, "attention that stores its scores, whose mask the host sends"),
+        (architecture.rotary_dim is not None, "a rotation, whose angles the host sends"),
+        (architecture.experts is not None, "experts, whose rows the host counts"),
+        (recipe.precision.scaled, "a loss scale, which the host adapts"),
+        (recipe.batch_rampup_start is not None, "a batch that grows"),
+        (accumulation(recipe, layout) == 1, "one micro-batch a step"),
+    )
+    return next((words for applies, words in reasons if applies), "")
+
+
 def products_by_cublaslt(launch: PlannedLaunch) -> str:
     """Why the linear layers of blocks cannot be computed by cuBLASLt's epilogues and tuned algorithms."""
     _, recipe, layout = launch.workload
@@ -143,6 +166,7 @@ RULES: Mapping[Optimization, OptimizationRule] = {
     Optimization.TUNED_PRODUCTS: OptimizationRule(products_by_cublaslt),
     Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
     Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
+    Optimization.MICRO_BATCH_GRAPH: OptimizationRule(captured_passes),
     Optimization.DEPENDENT_LAUNCH: OptimizationRule(dependent_launches),
 }
 

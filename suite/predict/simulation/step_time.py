@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
-from suite.job.options import StepOptions
+from suite.job.options import Optimization, StepOptions
 from suite.machine.timing_tables import MeasuredTimes, Subject
 from suite.predict.analytic.process_groups import group_ranks, key_value_copies
 from suite.predict.simulation.cost_model import CostModel
@@ -106,7 +106,8 @@ def step_seconds(
     for stage in range(workload.layout.pipeline_stages):
         micro_batches = accumulation(workload.recipe, workload.layout.at_stage(stage))
         chunks = micro_batch_calls(workload.at_stage(stage), options, stage=stage)
-        passes.append(_passes(cost, chunks, micro_batches, besides=making if ahead else 0.0))
+        captured = Optimization.MICRO_BATCH_GRAPH in training.optimizations
+        passes.append(_passes(cost, chunks, micro_batches, besides=making if ahead else 0.0, captured=captured))
         update = update_calls(workload.at_stage(stage), training, stage=stage, replica=0)
         stages.append(
             StepSeconds(
@@ -129,18 +130,21 @@ def step_seconds(
     return [stage._replace(communication=stage.communication + longest - stage.step) for stage in stages]
 
 
-def _passes(cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, besides: float) -> _Passes:
+def _passes(
+    cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, besides: float, captured: bool
+) -> _Passes:
     """Passes of a stage; the last micro-batch apart, whose gradients are reduced.
 
     Args:
         besides: seconds of the host for each micro-batch, in addition to its chunks.
+        captured: whether they are launched as graphs.
     """
     forward = backward = overhead = 0.0
     durations: dict[int, tuple[float, float]] = {}
     for place, chunk in enumerate(chunks):
         more = 0.0 if place else besides
-        of_host = (micro_batches - 1) * cost.exposed_overhead(chunk.calls, besides=more)
-        of_host += cost.exposed_overhead(chunk.last, besides=more)
+        of_host = (micro_batches - 1) * cost.exposed_overhead(chunk.calls, besides=more, captured=captured)
+        of_host += cost.exposed_overhead(chunk.last, besides=more, captured=captured)
         chunk_forward = micro_batches * cost.arithmetic(chunk.calls, backward=False)
         chunk_backward = (micro_batches - 1) * cost.arithmetic(chunk.calls, backward=True)
         chunk_backward += cost.arithmetic(chunk.last, backward=True)

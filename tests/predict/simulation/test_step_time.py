@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Recomputation, parse_layout
 from reference_runs.run import Precision, Workload
-from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions
+from suite.job.options import DEFAULT_OPTIONS, Optimization, StepOptions, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Line, Subject
 from suite.machine.timings import Timing
@@ -244,6 +244,12 @@ def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what
     fast, slow = (on_cuda(Gpu(fixed=1e-3, host=host), name, waiting).overhead for host in (1e-9, 2e-9))
     assert slow == pytest.approx(2 * fast)
     assert 0 < slow < computed
+    # of captured passes the host's work is that of the update and of making batches
+    graph = TrainingOptions(rung="", pinned=True, optimizations=(Optimization.MICRO_BATCH_GRAPH,))
+    pinned = TrainingOptions(rung="", pinned=True)
+    plain, captured = (on_cuda(Gpu(fixed=1e-3, host=1.0), name, options) for options in (pinned, graph))
+    assert captured.overhead < plain.overhead / 2
+    assert captured[:5] == pytest.approx(plain[:5])
     # on a CPU all the host's work is added, without the calls, which the operators' timings have in them
     (added,) = steps(Machine(host=1.0), mini(name))
     assert 0 < added.overhead < host
