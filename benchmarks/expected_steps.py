@@ -23,7 +23,7 @@ import argparse
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,15 +35,16 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.first_hour.part import StepOnPaper
-from suite.job.options import Optimization
+from suite.job.options import KernelChoice, Optimization
 from suite.paths import ROOT
 from suite.predict.analytic.flop import executed_model_flop
-from suite.predict.simulation.optimizations import RULES
+from suite.predict.simulation.optimizations import RULES, PlannedLaunch
 from suite.report.tables import MARKDOWN, table
 
-PLAIN, DEFAULT, TRITON = "none", "default", "triton"
-HOST_STEPS = 15
+PLAIN, DEFAULT, ALL, TRITON = "none", "default", "all", "triton"
+HOST_STEPS = 9
 COUNTED_MICRO_BATCHES = 2
+COUNTED_LAYERS = (2, 4)  # all further layers are alike
 
 
 class RecordedStep(NamedTuple):
@@ -83,11 +84,17 @@ ASKED = {"gpt2-124m": 0.50, "gpt2-1558m": 0.58}
 
 
 class Counts(NamedTuple):
-    """Counts of one run with one set of optimizations, with half of the layers and with all."""
+    """Counts of one run with one set of optimizations, with `COUNTED_LAYERS`; all else follows in a straight line.
 
-    half: CountedStep
-    whole: CountedStep
-    host: HostSeconds
+    Args:
+        layers: of the run.
+    """
+
+    layers: int
+    fewer: CountedStep
+    more: CountedStep
+    host_of_fewer: HostSeconds
+    host_of_more: HostSeconds
 
     def launches(self, *kinds: LaunchKind) -> float:
         """Launches of these kinds in a micro-batch, by default of all."""
@@ -95,22 +102,44 @@ class Counts(NamedTuple):
         def of(step: LoggedStep) -> int:
             return sum(number for kind, number in step.launches.items() if not kinds or kind in kinds)
 
-        return (of(self.whole.step) - of(self.whole.update)) / self.whole.micro_batches
+        return self._of_all(lambda counted: (of(counted.step) - of(counted.update)) / counted.micro_batches)
 
     @property
     def gaps(self) -> float:
         """Launches of a micro-batch that begin after the kernel before them has ended."""
-        dependent = self.whole.step.dependent - self.whole.update.dependent
-        return self.launches() - dependent / self.whole.micro_batches
+        return self.launches() - self._of_all(
+            lambda counted: (counted.step.dependent - counted.update.dependent) / counted.micro_batches
+        )
 
     @property
     def bytes(self) -> float:
         """Bytes that all but GEMMs and attention move in a micro-batch."""
-        return _moved(self.whole)
+        return self._of_all(_moved)
 
-    def layer_bytes(self, layers: int) -> float:
+    @property
+    def layer_bytes(self) -> float:
         """The same of one layer."""
-        return (self.bytes - _moved(self.half)) / (layers - layers // 2)
+        return (_moved(self.more) - _moved(self.fewer)) / (COUNTED_LAYERS[1] - COUNTED_LAYERS[0])
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes that the update moves."""
+        return self._of_all(lambda counted: counted.update_bytes)
+
+    def _of_all(self, amount: Callable[[CountedStep], float]) -> float:
+        return self._line(amount(self.fewer), amount(self.more))
+
+    def _line(self, fewer: float, more: float) -> float:
+        first, second = COUNTED_LAYERS
+        return more + (self.layers - second) * (more - fewer) / (second - first)
+
+    def host_milliseconds(self) -> tuple[float, float]:
+        """Processor milliseconds of the host for a micro-batch; and for one with `COUNTED_LAYERS[1]` layers."""
+        fewer, more = (
+            1e3 * statistics.median(host.passes) / host.micro_batches
+            for host in (self.host_of_fewer, self.host_of_more)
+        )
+        return self._line(fewer, more), more
 
 
 def _moved(counted: CountedStep) -> float:
@@ -143,7 +172,7 @@ def saving(recorded: RecordedStep, plain: Counts, other: Counts) -> SavedMillise
     return SavedMilliseconds(
         recorded.others * (1 - other.bytes / plain.bytes),
         recorded.idle * (1 - other.gaps / plain.gaps),
-        recorded.update * (1 - other.whole.update_bytes / plain.whole.update_bytes),
+        recorded.update * (1 - other.update_bytes / plain.update_bytes),
     )
 
 
@@ -171,17 +200,17 @@ def counts(run: str, how: str, directory: Path) -> Counts:
     """
     kept = directory / f"{run}__{how.replace(',', '+')}.json"
     if not kept.exists():
-        layers = reference_run(run).architecture.layers
         options = ["--kernels", TRITON, "--optimizations", PLAIN] if how == TRITON else ["--optimizations", how]
         step = ["-m", "benchmarks.simulated_step", run, "--micro-batches", str(COUNTED_MICRO_BATCHES), *options]
         log = directory / f"{kept.stem}.log"
-        lines = _simulated("--log", str(log), "--", "python", *step, "--layers", str(layers // 2), str(layers))
-        lines += _simulated("--", "python", *step, "--host-seconds", str(HOST_STEPS))
+        step += ["--layers", *map(str, COUNTED_LAYERS), "--host-seconds", str(HOST_STEPS)]
+        lines = _simulated("--log", str(log), "--", "python", *step)
         log.unlink()
         kept.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    half, whole, host = kept.read_text(encoding="utf-8").splitlines()
-    decode = msgspec.json.decode
-    return Counts(decode(half, type=CountedStep), decode(whole, type=CountedStep), decode(host, type=HostSeconds))
+    lines = kept.read_text(encoding="utf-8").splitlines()
+    fewer, more = (msgspec.json.decode(line, type=CountedStep) for line in lines[::2])
+    hosts = (msgspec.json.decode(line, type=HostSeconds) for line in lines[1::2])
+    return Counts(reference_run(run).architecture.layers, fewer, more, *hosts)
 
 
 def _simulated(*words: str) -> list[str]:
@@ -190,10 +219,16 @@ def _simulated(*words: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def hows() -> list[str]:
-    """Sets of optimizations that are compared: none, each one, the default ones, all; and Triton's kernels."""
-    known = [name.value for name in Optimization if name in RULES and RULES[name].is_installed]
-    return [PLAIN, *known, DEFAULT, *([",".join(known)] if len(known) > 1 else []), TRITON]
+def hows(run: str) -> dict[str, str]:
+    """Sets of optimizations that are compared, by their names: none, each one, the default ones, all; and Triton's."""
+    of = reference_run(run)
+    workload = Workload(of.architecture, of.recipe, Layout(micro_batch=(of.recorded_layout or Layout()).micro_batch))
+    launch = PlannedLaunch(workload, "cuda", True, KernelChoice.TORCH)
+    possible = [name for name in Optimization if name in RULES and not RULES[name].why_not(launch)]
+    alone = [name.value for name in possible]
+    usual = [name.value for name in possible if RULES[name].is_default]
+    sets = {PLAIN: PLAIN, **{name: name for name in alone}, TRITON: TRITON}
+    return sets | {DEFAULT: ",".join(usual) or PLAIN, ALL: ",".join(alone) or PLAIN}
 
 
 TITLES = (
@@ -204,7 +239,7 @@ TITLES = (
 
 def run_table(run: str, of: dict[str, Counts]) -> str:
     """A table for each batch of a run: launches, bytes and host's milliseconds of a micro-batch, the step on paper."""
-    layers, recorded, plain = reference_run(run).architecture.layers, RECORDED[run], of[PLAIN]
+    recorded, plain = RECORDED[run], of[PLAIN]
     parts = []
     for name, micro_batches in STEPS[run]:
         rows = []
@@ -216,12 +251,12 @@ def run_table(run: str, of: dict[str, Counts]) -> str:
             measured = MEASURED.get((name, how))
             rows.append(
                 [
-                    how.replace(",", ", "),
+                    how,
                     *(f"{number:,.0f}" for number in (*numbers, own.launches() - sum(numbers))),
-                    f"{own.layer_bytes(layers) / 1e6:,.0f}",
+                    f"{own.layer_bytes / 1e6:,.0f}",
                     f"{own.bytes / 1e9:,.1f}",
-                    f"{own.whole.update_bytes / 1e9:,.1f}",
-                    host_words(own.host),
+                    f"{own.update_bytes / 1e9:,.1f}",
+                    host_words(own),
                     f"{step:,.0f}",
                     "-" if measured is None else f"{measured:,.0f}",
                     f"{utilisation(run, step, micro_batches):.1%}",
@@ -232,10 +267,11 @@ def run_table(run: str, of: dict[str, Counts]) -> str:
     return "\n".join(parts)
 
 
-def host_words(host: HostSeconds) -> str:
-    """Milliseconds of the host for a micro-batch: the median over steps, and the least and the most."""
-    each = [1e3 * seconds / host.micro_batches for seconds in host.passes]
-    return f"{statistics.median(each):.0f} ({min(each):.0f} to {max(each):.0f})"
+def host_words(own: Counts) -> str:
+    """Milliseconds of the host for a micro-batch; and of its steps with `COUNTED_LAYERS[1]` layers how far they lie."""
+    of_all, of_more = own.host_milliseconds()
+    each = [1e3 * seconds / own.host_of_more.micro_batches for seconds in own.host_of_more.passes]
+    return f"{of_all:.0f} ({min(each) / of_more:.0%} to {max(each) / of_more:.0%})"
 
 
 def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper]]:
@@ -247,7 +283,7 @@ def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper
             words = {PLAIN: f"{name} plain", DEFAULT: name}.get(how, f"{name} {how}")
             milliseconds = step_milliseconds(recorded, saved, micro_batches)
             bound = largest_part(recorded) if how == PLAIN else saved.words(micro_batches)
-            if "," not in how:
+            if how != ALL:
                 yield words, StepOnPaper(round(MEASURED.get((name, how), milliseconds), 1), bound)
 
 
@@ -275,9 +311,9 @@ def main(arguments: Sequence[str]) -> int:
     found: dict[str, dict[str, Counts]] = {}
     for run in asked.runs:
         found[run] = {}
-        for how in hows():
+        for how, names in hows(run).items():
             try:
-                found[run][how] = counts(run, how, asked.counts)
+                found[run][how] = counts(run, names, asked.counts)
             except subprocess.CalledProcessError:
                 print(f"left out: {run} with {how}", file=sys.stderr)
     if asked.toml is None:

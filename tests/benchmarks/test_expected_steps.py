@@ -23,6 +23,8 @@ from benchmarks.expected_steps import (
 from benchmarks.simulated_step import CountedStep, HostSeconds, LaunchKind, LoggedStep
 from suite.first_hour.measurements import expected_steps as written_down
 
+SETS = {"none": "none", "across-blocks": "across-blocks", "triton": "triton", "all": "across-blocks,epilogues"}
+
 
 def counts(*, layer_gigabytes: float, launches: int, update_gigabytes: float = 6.0) -> Counts:
     """Of 12 layers, with 5 GB beside them and 4 launches in the update."""
@@ -36,20 +38,20 @@ def counts(*, layer_gigabytes: float, launches: int, update_gigabytes: float = 6
             compiled_bytes=round(1e9 * moved) - 7,
             operator_bytes=7,
             update_bytes=round(1e9 * update_gigabytes),
-            step=LoggedStep(launches={LaunchKind.COMPILED: 2 * launches + 4}, products=[], waits=[]),
+            step=LoggedStep(launches={LaunchKind.COMPILED: layers * launches // 6 + 4}, products=[], waits=[]),
             update=LoggedStep(launches={LaunchKind.COMPILED: 4}, products=[], waits=[]),
         )
 
-    host = HostSeconds(micro_batches=2, passes=[0.08, 0.1, 0.2], update=[0.001] * 3)
-    return Counts(counted(6), counted(12), host)
+    hosts = [HostSeconds(micro_batches=2, passes=[0.8 * s, s, 2 * s], update=[0.001] * 3) for s in (0.06, 0.1)]
+    return Counts(12, counted(2), counted(4), *hosts)
 
 
 def test_bytes_and_launches_are_those_of_a_micro_batch_without_the_update() -> None:
     own = counts(layer_gigabytes=5.0, launches=600)
     assert own.bytes == pytest.approx(65e9)
-    assert own.layer_bytes(12) == pytest.approx(5e9)
+    assert own.layer_bytes == pytest.approx(5e9)
     assert own.launches() == own.launches(LaunchKind.COMPILED) == 600
-    assert expected_steps.host_words(own.host) == "50 (40 to 100)"
+    assert expected_steps.host_words(own) == "130 (80% to 200%)"  # 50 of 4 layers, and 10 of each further one
 
 
 def test_each_part_shrinks_as_what_it_is_bound_by_and_gemms_do_not() -> None:
@@ -78,7 +80,7 @@ def test_recorded_parts_add_up_to_recorded_steps_and_their_mfu_is_the_recorded_o
 def test_kept_counts_become_tables_and_what_first_hour_expects(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expected_steps, "hows", lambda: ["none", "across-blocks", "across-blocks,epilogues", "triton"])
+    monkeypatch.setattr(expected_steps, "hows", lambda _: SETS)
     for how, own in (
         ("none", counts(layer_gigabytes=5.0, launches=600)),
         ("across-blocks", counts(layer_gigabytes=4.0, launches=600)),
@@ -86,12 +88,11 @@ def test_kept_counts_become_tables_and_what_first_hour_expects(
         ("triton", counts(layer_gigabytes=4.5, launches=600)),
     ):
         path = tmp_path / f"gpt2-124m__{how}.json"
-        path.write_bytes(b"\n".join(map(msgspec.json.encode, own)) + b"\n")
+        lines = (own.fewer, own.host_of_fewer, own.more, own.host_of_more)
+        path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b"\n")
     assert main(["--counts", str(tmp_path), "--runs", "gpt2-124m"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " | " in line][1:]
-    assert [row[0] for row in rows] == [
-        f"| {how}" for how in ("none", "across-blocks", "across-blocks, epilogues", "triton")
-    ]
+    assert [row[0] for row in rows] == [f"| {how}" for how in SETS]
     file = tmp_path / "expected.toml"
     assert main(["--counts", str(tmp_path), "--runs", "gpt2-124m", "--toml", str(file)]) == 0
     written = tomllib.loads(file.read_text())
