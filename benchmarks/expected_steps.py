@@ -34,11 +34,11 @@ from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
+from suite.first_hour.measurements import measurements, possible
 from suite.first_hour.part import StepOnPaper
-from suite.job.options import KernelChoice, Optimization
 from suite.paths import ROOT
 from suite.predict.analytic.flop import executed_model_flop
-from suite.predict.simulation.optimizations import RULES, PlannedLaunch
+from suite.predict.simulation.optimizations import RULES
 from suite.report.tables import MARKDOWN, table
 
 PLAIN, DEFAULT, ALL, TRITON = "none", "default", "all", "triton"
@@ -221,12 +221,8 @@ def _simulated(*words: str) -> list[str]:
 
 def hows(run: str) -> dict[str, str]:
     """Sets of optimizations that are compared, by their names: none, each one, the default ones, all; and Triton's."""
-    of = reference_run(run)
-    workload = Workload(of.architecture, of.recipe, Layout(micro_batch=(of.recorded_layout or Layout()).micro_batch))
-    launch = PlannedLaunch(workload, "cuda", True, KernelChoice.TORCH)
-    possible = [name for name in Optimization if name in RULES and not RULES[name].why_not(launch)]
-    alone = [name.value for name in possible]
-    usual = [name.value for name in possible if RULES[name].is_default]
+    alone = [name.value for name in possible(run)]
+    usual = [name.value for name in possible(run) if RULES[name].is_default]
     sets = {PLAIN: PLAIN, **{name: name for name in alone}, TRITON: TRITON}
     return sets | {DEFAULT: ",".join(usual) or PLAIN, ALL: ",".join(alone) or PLAIN}
 
@@ -277,13 +273,14 @@ def host_words(own: Counts) -> str:
 def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper]]:
     """The steps of a run's parts in `first-hour`, by their names."""
     recorded, plain = RECORDED[run], of[PLAIN]
+    parts = {part.name for part in measurements(short=False)}
     for name, micro_batches in STEPS[run]:
         for how, own in of.items():
             saved = saving(recorded, plain, own)
             words = {PLAIN: f"{name} plain", DEFAULT: name}.get(how, f"{name} {how}")
             milliseconds = step_milliseconds(recorded, saved, micro_batches)
             bound = largest_part(recorded) if how == PLAIN else saved.words(micro_batches)
-            if how != ALL:
+            if words in parts:
                 yield words, StepOnPaper(round(MEASURED.get((name, how), milliseconds), 1), bound)
 
 

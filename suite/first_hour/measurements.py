@@ -9,13 +9,16 @@ from pathlib import Path
 
 import msgspec
 
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout
+from reference_runs.run import Workload
 from suite.first_hour.part import RESULTS, HourPart, PartKind, StepOnPaper
 from suite.job.options import KernelChoice, Optimization
-from suite.predict.simulation.optimizations import RULES
+from suite.predict.simulation.optimizations import RULES, PlannedLaunch
 
 SMALL, LARGE, LAYERS_OF = "gpt2-124m", "gpt2-1558m", "llama3.1-8b"
 ASKED = {SMALL: 0.50, LARGE: 0.58}  # of an H100's dense bf16 peak
-PLAIN, BY_DEFAULT = "plain", ""
+PLAIN, BY_DEFAULT, ALL = "plain", "", "all"
 QUICK = ("--global-batch", "64")  # 4 micro-batches of 1558M, 1.4 s a step on an H100; the recorded 1024 are 64
 EXPECTED = Path(__file__).with_name("expected_steps.toml")
 
@@ -25,22 +28,39 @@ def measurements(*, short: bool) -> list[HourPart]:
 
     No calibration comes before them: what they are held against is `expected_steps`, and the data sheet's peak.
     """
-    alone = [name for name in Optimization if name in RULES]
+    all_of_small, all_of_large = (("--optimizations", ",".join(all_together(run))) for run in (SMALL, LARGE))
     found = [
         _launch(SMALL, PLAIN, ("--optimizations", "none"), short),
         _launch(SMALL, BY_DEFAULT, (), short, asked=True),
+        _launch(SMALL, ALL, all_of_small, short, asked=True),
         _launch(f"{LARGE}-b64", PLAIN, ("--optimizations", "none"), short),
         _launch(f"{LARGE}-b64", BY_DEFAULT, (), short),
+        _launch(f"{LARGE}-b64", ALL, all_of_large, short),
         _whole_batch(BY_DEFAULT, (), short),
-        *(_launch(SMALL, name.value, ("--optimizations", name.value), short, optimization=name) for name in alone),
+        *(_alone(name, short) for name in possible(SMALL)),
         _launch(SMALL, "triton", ("--kernels", KernelChoice.TRITON.value), short),
         _launch(f"{LARGE}-b64", "triton", ("--kernels", KernelChoice.TRITON.value), short),
         _launch(f"{LARGE}-b64", "fp8-current", ("--products", "fp8-current"), short),
         _llama(short),
+        _whole_batch(ALL, all_of_large, short),
         _whole_batch(PLAIN, ("--optimizations", "none"), short),
     ]
-    once = (f"{LARGE}-b64 {PLAIN}", f"{LARGE}-b64 triton", LARGE, f"{LARGE} {PLAIN}")  # as others, but for longer
-    return [part for part in found if not (short and part.name in once)]
+    quick = f"{LARGE}-b64"
+    longer = (f"{quick} {PLAIN}", f"{quick} {ALL}", f"{quick} triton", LARGE, f"{LARGE} {PLAIN}", f"{LARGE} {ALL}")
+    return [part for part in found if not (short and part.name in longer)]
+
+
+def possible(run: str) -> list[Optimization]:
+    """The optimizations that are built and that a launch of a recorded run on one H100 can have."""
+    of = reference_run(run)
+    layout = msgspec.structs.replace(of.recorded_layout or Layout(), data_parallel=1, accumulation=None)
+    launch = PlannedLaunch(Workload(of.architecture, of.recipe, layout), "cuda", True, KernelChoice.TORCH)
+    return [name for name in Optimization if name in RULES and not RULES[name].why_not(launch)]
+
+
+def all_together(run: str) -> list[str]:
+    """Names of those whose packages are installed; "none" where there are none."""
+    return [name.value for name in possible(run) if RULES[name].is_installed] or ["none"]
 
 
 @cache
@@ -82,16 +102,21 @@ def _launch(
         needs_cuda=True,
         asked_mfu=ASKED[recorded] if asked else None,
         expected=expected_steps().get(name),
-        may_be_refused=optimization is not None,
+        may_be_refused=optimization is not None or how == ALL,
     )
 
 
 _SHOWS = {
     PLAIN: "the share of a GPU's peak that training reaches without optimizations",
     BY_DEFAULT: "the share of a GPU's peak that training reaches",
+    ALL: "the share of a GPU's peak that training reaches with all optimizations that can be had here",
     "triton": "the same with Triton's kernels in place of compiled ones",
     "fp8-current": "FP8 GEMMs, counted apart: the 16-bit equivalent, and the share of the FP8 peak",
 }
+
+
+def _alone(name: Optimization, short: bool) -> HourPart:
+    return _launch(SMALL, name.value, ("--optimizations", name.value), short, optimization=name)
 
 
 def _whole_batch(how: str, options: Sequence[str], short: bool) -> HourPart:
@@ -100,7 +125,7 @@ def _whole_batch(how: str, options: Sequence[str], short: bool) -> HourPart:
     A step takes 22 s on an H100, an eager one about 1.5 times as long (124M: 1.6 s in place of 1.04). None is profiled:
     the profile of 2 steps would be one of 310,000 kernels, and has the kernels of the quick part.
     """
-    part = _launch(LARGE, how, options, short, asked=how == BY_DEFAULT)
+    part = _launch(LARGE, how, options, short, asked=how != PLAIN)
     steps = ("--steps", "6") if short else ("--steps", "7")
     batch = ("--global-batch", "32") if short else ()
     device = ("--device", "cuda", "--ranks", "1", "--no-calibrate")

@@ -96,7 +96,7 @@ def test_kept_counts_become_tables_and_what_first_hour_expects(
     file = tmp_path / "expected.toml"
     assert main(["--counts", str(tmp_path), "--runs", "gpt2-124m", "--toml", str(file)]) == 0
     written = tomllib.loads(file.read_text())
-    assert set(written) == {"gpt2-124m plain", "gpt2-124m across-blocks", "gpt2-124m triton"}  # those that are parts
+    assert set(written) == {"gpt2-124m plain", "gpt2-124m across-blocks", "gpt2-124m triton", "gpt2-124m all"}
     assert written["gpt2-124m triton"]["milliseconds"] == 1021.0  # it was measured
     assert written["gpt2-124m across-blocks"]["milliseconds"] < written["gpt2-124m plain"]["milliseconds"] == 1037.7
 

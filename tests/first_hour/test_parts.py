@@ -7,14 +7,15 @@ import pytest
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.first_hour.measurements import expected_steps, measurements
+from suite.first_hour.measurements import expected_steps, measurements, possible
 from suite.first_hour.part import RESULTS
 from suite.first_hour.parts import chosen, parts
 from suite.first_hour.result import path_of
 from suite.job.options import Optimization
 from suite.job.training_job import LEAST_PROFILED, LEAST_STEPS
+from suite.machine.packages import PACKAGES, Package
 from suite.paths import ROOT
-from suite.predict.simulation.optimizations import RULES, OptimizationRule
+from suite.predict.simulation.optimizations import OptimizationRule
 
 ALL = [parts(device, short=short) for device in ("cuda", "cpu") for short in (True, False)]
 
@@ -29,10 +30,11 @@ def test_every_part_has_its_own_file_and_keeps_what_it_makes_in_the_results() ->
 
 
 def test_the_order_is_by_value_and_nothing_that_the_node_can_show_is_left_out() -> None:
-    first = ["environment", "rates", "gpt2-124m plain", "gpt2-124m", "gpt2-1558m-b64 plain", "gpt2-1558m-b64"]
-    first += ["gpt2-1558m", *(f"gpt2-124m {name.value}" for name in Optimization if name in RULES)]
+    first = ["environment", "rates", "gpt2-124m plain", "gpt2-124m", "gpt2-124m all"]
+    first += ["gpt2-1558m-b64 plain", "gpt2-1558m-b64", "gpt2-1558m-b64 all", "gpt2-1558m"]
+    first += [*(f"gpt2-124m {name.value}" for name in possible("gpt2-124m"))]
     first += ["gpt2-124m triton", "gpt2-1558m-b64 triton", "gpt2-1558m-b64 fp8-current", "llama3.1-8b slice"]
-    first += ["gpt2-1558m plain", "kernel tests"]
+    first += ["gpt2-1558m all", "gpt2-1558m plain", "kernel tests"]
     names = [part.name for part in parts("cuda")]
     assert names[: len(first)] == first
     wanted = ["kernel tests", "kernel layer_norm", "calibrate", *miniatures(), "accept", "ladder gpt2-mini"]
@@ -45,8 +47,8 @@ def test_measurements_are_bounded_and_what_is_asked_is_asked_of_bf16_by_default_
         found = measurements(short=short)
         assert all(part.needs_cuda and 60 <= part.seconds <= 480 for part in found)
         assert {part.name: part.asked_mfu for part in found if part.asked_mfu} == {
-            **{"gpt2-124m": 0.50},
-            **({} if short else {"gpt2-1558m": 0.58}),
+            **{"gpt2-124m": 0.50, "gpt2-124m all": 0.50},
+            **({} if short else {"gpt2-1558m": 0.58, "gpt2-1558m all": 0.58}),
         }
     by_name = {part.name: part for part in measurements(short=False)}
     assert "--global-batch" not in by_name["gpt2-1558m"].arguments
@@ -62,10 +64,13 @@ def test_an_optimization_without_its_package_or_not_possible_is_left_out_without
 ) -> None:
     rules = {Optimization.FLASH_ATTENTION_3: OptimizationRule(lambda _: "", package="absent_kernels")}
     monkeypatch.setattr("suite.first_hour.measurements.RULES", rules)
+    monkeypatch.setitem(PACKAGES, "absent_kernels", Package("absent_kernels", "absent-kernels", "nothing"))
     (alone,) = [part for part in measurements(short=False) if part.name == "gpt2-124m flash-attention-3"]
     assert alone.modules == ("absent_kernels",)
     assert alone.may_be_refused
-    assert not any(part.may_be_refused for part in parts("cuda") if part is not alone and part.name != alone.name)
+    assert [part.arguments[-3] for part in measurements(short=False) if part.name == "gpt2-124m all"] == ["none"]
+    refusable = {part.name for part in parts("cuda") if part.may_be_refused}
+    assert refusable == {alone.name, "gpt2-124m all", "gpt2-1558m-b64 all", "gpt2-1558m all"}
 
 
 def test_commands_have_the_options_that_parts_use(capsys: pytest.CaptureFixture[str]) -> None:
