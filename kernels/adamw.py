@@ -1,4 +1,4 @@
-"""AdamW with fp32 moments over many tensors in one launch, in place, and a 16-bit copy of the weights in the same pass.
+"""AdamW, or Adam, with fp32 moments over many tensors in one launch, in place, with a 16-bit copy in the same pass.
 
 Legend: w weight, g gradient times the gradient factor, m and v first and second moment; K tensors of N elements in all.
 Least bytes, w, g and c bytes an element of weight, gradient and copy: forward (2 w + g + c + 16) N, thus 28 N in fp32
@@ -39,6 +39,7 @@ def reference(  # noqa: PLR0913  # the terms of AdamW's step
     beta2: float,
     epsilon: float,
     weight_decay: float,
+    decays_gradient: bool = False,
 ) -> None:
     """One step of AdamW on every tensor in the arithmetic of the moments' dtype; copies may be none.
 
@@ -48,17 +49,21 @@ def reference(  # noqa: PLR0913  # the terms of AdamW's step
         w := (1 - l weight_decay) w - l / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 
     Source: torch.optim.AdamW; Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2. Differs from the paper in that
-    the decay is multiplied by the learning rate, as in PyTorch.
+    the decay is multiplied by the learning rate, as in PyTorch. Adam, with `decays_gradient`, has g + weight_decay w in
+    place of g, and no other decay (torch.optim.Adam).
     """
     rate = learning_rate / (1 - beta1**step)
     root = math.sqrt(1 - beta2**step)
+    kept = 1 if decays_gradient else 1 - learning_rate * weight_decay
     for place, (w, g, m, v) in enumerate(zip(weights, gradients, first_moments, second_moments, strict=True)):
         wide = g.to(m.dtype)
         if gradient_factor is not None:
             wide = wide * gradient_factor.to(m.dtype)
+        if decays_gradient:
+            wide = wide + weight_decay * w.to(m.dtype)
         m.add_((1 - beta1) * (wide - m))
         v.copy_(beta2 * v + (1 - beta2) * wide * wide)
-        updated = (1 - learning_rate * weight_decay) * w.to(m.dtype) - rate * m / (v.sqrt() / root + epsilon)
+        updated = kept * w.to(m.dtype) - rate * m / (v.sqrt() / root + epsilon)
         w.copy_(updated)
         if copies:
             copies[place].copy_(updated)
@@ -81,8 +86,10 @@ def _update_chunk(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     one_minus_beta2,
     root_inverse,
     epsilon,
+    gradient_decay,
     HAS_COPY: tl.constexpr,
     HAS_FACTOR: tl.constexpr,
+    DECAYS_GRADIENT: tl.constexpr,
 ):
     g = tl.load(gradient_ptr + place, mask=inside).to(tl.float32)
     m = tl.load(first_ptr + place, mask=inside)
@@ -90,6 +97,8 @@ def _update_chunk(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     w = tl.load(weight_ptr + place, mask=inside).to(tl.float32)
     if HAS_FACTOR:
         g *= tl.load(factor_ptr)
+    if DECAYS_GRADIENT:
+        g += gradient_decay * w
     m += one_minus_beta1 * (g - m)
     v = beta2 * v + one_minus_beta2 * g * g
     w = kept * w - rate * (m / (tl.sqrt(v) * root_inverse + epsilon))
@@ -118,10 +127,12 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and stri
     one_minus_beta2,
     root_inverse,
     epsilon,
+    gradient_decay,
     MANY: tl.constexpr,
     ALIGNED: tl.constexpr,
     HAS_COPY: tl.constexpr,
     HAS_FACTOR: tl.constexpr,
+    DECAYS_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     chunk = tl.program_id(0).to(tl.int64)
@@ -147,12 +158,14 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and stri
     if first + BLOCK <= elements:
         _update_chunk(
             weight_ptr, gradient_ptr, first_ptr, second_ptr, copy_ptr, factor_ptr, place, None,
-            kept, rate, one_minus_beta1, beta2, one_minus_beta2, root_inverse, epsilon, HAS_COPY, HAS_FACTOR,
+            kept, rate, one_minus_beta1, beta2, one_minus_beta2, root_inverse, epsilon, gradient_decay,
+            HAS_COPY, HAS_FACTOR, DECAYS_GRADIENT,
         )  # fmt: skip
     else:
         _update_chunk(
             weight_ptr, gradient_ptr, first_ptr, second_ptr, copy_ptr, factor_ptr, place, place < elements - first,
-            kept, rate, one_minus_beta1, beta2, one_minus_beta2, root_inverse, epsilon, HAS_COPY, HAS_FACTOR,
+            kept, rate, one_minus_beta1, beta2, one_minus_beta2, root_inverse, epsilon, gradient_decay,
+            HAS_COPY, HAS_FACTOR, DECAYS_GRADIENT,
         )  # fmt: skip
 
 
@@ -170,6 +183,7 @@ def _update(  # noqa: PLR0913  # the terms of AdamW's step
     beta2: float,
     epsilon: float,
     weight_decay: float,
+    decays_gradient: bool,
 ) -> None:
     elements = sum(weight.numel() for weight in weights)
     if elements == 0:
@@ -186,17 +200,19 @@ def _update(  # noqa: PLR0913  # the terms of AdamW's step
         table.rows if table else weights[0],
         table.tensors if table else 1,
         elements,
-        1 - learning_rate * weight_decay,
+        1.0 if decays_gradient else 1 - learning_rate * weight_decay,
         learning_rate / (1 - beta1**step),
         1 - beta1,
         beta2,
         1 - beta2,
         1 / math.sqrt(1 - beta2**step),
         epsilon,
+        weight_decay,
         MANY=table is not None,
         ALIGNED=table is not None and table.aligned,
         HAS_COPY=bool(copies),
         HAS_FACTOR=gradient_factor is not None,
+        DECAYS_GRADIENT=decays_gradient,
         BLOCK=CHUNK,
         num_warps=warps_of(CHUNK, weights[0].device, each=EACH),
     )
@@ -214,6 +230,7 @@ def adamw(  # noqa: PLR0913  # the terms of AdamW's step
     beta2: float,
     epsilon: float,
     weight_decay: float,
+    decays_gradient: bool = False,
     gradient_factor: Tensor | None = None,
     copies: Tensors | None = None,
 ) -> None:
@@ -227,6 +244,7 @@ def adamw(  # noqa: PLR0913  # the terms of AdamW's step
         gradients: of the loss, before `gradient_factor`.
         first_moments, second_moments: fp32, zero before the first step.
         step: number of this step, 1 the first.
+        decays_gradient: Adam's decay, in the gradient, in place of AdamW's.
         gradient_factor: one fp32 number on the device: what gradients are multiplied by, for instance the clipping
             coefficient over the loss scale.
         copies: of another dtype than the weights, written in the same pass.
@@ -248,6 +266,7 @@ def adamw(  # noqa: PLR0913  # the terms of AdamW's step
         "beta2": beta2,
         "epsilon": epsilon,
         "weight_decay": weight_decay,
+        "decays_gradient": decays_gradient,
     }
     _check_settings(step, {"beta1": beta1, "beta2": beta2})
     if not roles["weights"]:

@@ -21,7 +21,7 @@ from suite.predict.analytic.parameters import layer_tensors
 Tensors = list[Tensor]
 MOST_PARAMETERS = 500_000_000  # of a layer: with masters, moments, copies and rotation 16 GB
 STEP = 10_000  # from here on the bias corrections are 1, whatever the step
-SETTINGS = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+SETTINGS: dict[str, Any] = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 RANKS = 8  # whose packed momentum is averaged
 
 

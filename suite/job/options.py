@@ -100,6 +100,11 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpp_operator: bool = False
     optimizations: tuple[Optimization, ...] = ()
 
+    @property
+    def updates_in_one_pass(self) -> bool:
+        """Whether clipping, Adam and the rounded weights are one kernel: only in place of PyTorch's fused Adam."""
+        return Optimization.ONE_PASS_UPDATE in self.optimizations and self.update is Update.FUSED
+
 
 class TrainingOptions(ScriptOptions, frozen=True, kw_only=True):
     """The options of a launch's script.

@@ -54,7 +54,12 @@ PACKAGES = {
         Package("peft", "peft", "--lora, --qlora", "models"),
         Package("tokenizers", "tokenizers", _LAUNCHES),
         Package("pynvml", "nvidia-ml-py", "accept and calibrate on GPUs", "execute"),
-        Package("triton", "triton", "--kernels triton, kernel tests and benchmarks", "kernels"),
+        Package(
+            "triton",
+            "triton",
+            "--kernels triton, --optimizations one-pass-update, kernel tests and benchmarks",
+            "kernels",
+        ),
         Package("cudnn", "nvidia-cudnn-frontend", "--optimizations packed-gradients"),
         Package("pandas", "pandas", "results, report, validate, regress"),
         Package("numpy", "numpy", "regress, and the page of report"),

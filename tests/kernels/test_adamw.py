@@ -18,6 +18,7 @@ SETTINGS: dict[str, Any] = {
     "beta2": 0.95,
     "epsilon": 1e-8,
     "weight_decay": 0.1,
+    "decays_gradient": False,
 }
 U = 2**-24  # one rounding to fp32, relative
 
@@ -40,7 +41,8 @@ def assert_one_step(roles: list[list[Tensor]], copies: list[Tensor], factor: Ten
         second moment  7 u v'                            at most 7 roundings of positive terms
         D              10 u D                            half of 7 from v', 2 of the root, 4 of factors and sum
         weight         2 u |w| + u |w'| + l error(m') / D + 17 u |l m' / D|    10 of D, 4 of the quotient, 3 more
-    and half a unit in the last place of what a weight in 16 bits is rounded to.
+    Adam's gradient has two roundings more, of the decay and the sum; the denominator has half of their share of v'.
+    And half a unit in the last place of what a weight in 16 bits is rounded to.
     """
     settings = SETTINGS | changes
     w, g, m, v = ([tensor.double() for tensor in role] for role in roles)
@@ -54,17 +56,19 @@ def assert_one_step(roles: list[list[Tensor]], copies: list[Tensor], factor: Ten
     for place, (own_w, own_g, own_m, own_v) in enumerate(zip(*roles, strict=True)):
         assert torch.equal(own_g, kept_gradients[place])
         scaled = g[place] * (1 if wide_factor is None else wide_factor)
-        m_error = U * (exact_m[place].abs() + (1 - beta1) * (4 * (scaled - m[place]).abs() + scaled.abs()))
+        decay = settings["weight_decay"] * w[place] if settings["decays_gradient"] else torch.zeros_like(scaled)
+        decayed = scaled + decay
+        more = U * (decay.abs() + decayed.abs()) * settings["decays_gradient"]
+        m_error = U * (exact_m[place].abs() + (1 - beta1) * (4 * (decayed - m[place]).abs() + scaled.abs()))
+        m_error += (1 - beta1) * more
+        v_error = 7 * U * exact_v[place] + 2 * (1 - beta2) * decayed.abs() * more
         denominator = exact_v[place].sqrt() / (1 - beta2**step) ** 0.5 + settings["epsilon"]
         update = rate * exact_m[place].abs() / denominator
         w_error = U * (2 * w[place].abs() + exact_w[place].abs() + 17 * update) + rate * m_error / denominator
+        w_error += update * (v_error / exact_v[place] - 7 * U) / 2
         if own_w.dtype != torch.float32:
             w_error += torch.finfo(own_w.dtype).eps / 2 * exact_w[place].abs() + torch.finfo(own_w.dtype).tiny
-        for own, exact, error in (
-            (own_m, exact_m, m_error),
-            (own_v, exact_v, 7 * U * exact_v[place]),
-            (own_w, exact_w, w_error),
-        ):
+        for own, exact, error in ((own_m, exact_m, m_error), (own_v, exact_v, v_error), (own_w, exact_w, w_error)):
             assert bool(((own.double() - exact[place]).abs() <= error).all())
         if copies:
             assert torch.equal(copies[place], own_w.to(copies[place].dtype))
@@ -98,7 +102,11 @@ def test_a_flat_buffer_has_a_copy_and_a_factor_too() -> None:
     assert_one_step(state([(3000,)], torch.float32, torch.bfloat16), copies, torch.tensor([2.5], device=DEVICE))
 
 
-@pytest.mark.parametrize("changes", [{"step": 1}, {"step": 10_000}, {"weight_decay": 0.0}, {"epsilon": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"step": 1}, {"step": 10_000}, {"weight_decay": 0.0}, {"epsilon": 0.1}, {"decays_gradient": True}],
+    ids=str,
+)
 def test_settings_are_those_of_the_reference(changes: dict[str, Any]) -> None:
     assert_one_step(state([(300,), (40,)], torch.float32, torch.float32), [], None, **changes)
 
@@ -108,15 +116,17 @@ def test_more_tensors_than_a_program_has_threads_find_their_columns() -> None:
     assert_one_step(state(shapes, torch.float32, torch.float32), [], None)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.95), (0.3, 0.4), (0.45, 0.999)])
-def test_the_reference_is_pytorchs(beta1: float, beta2: float) -> None:
+def test_the_reference_is_pytorchs(beta1: float, beta2: float, kind: type[torch.optim.Adam]) -> None:
     weights = tensors([(37,), (3, 5)], torch.float64)
     moments = [[torch.zeros_like(weight) for weight in weights] for _ in range(2)]
     theirs = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    optimizer = torch.optim.AdamW(theirs, lr=1e-2, betas=(beta1, beta2), eps=1e-8, weight_decay=0.1)
+    changes = {"beta1": beta1, "beta2": beta2, "decays_gradient": kind is torch.optim.Adam}
+    optimizer = kind(theirs, lr=1e-2, betas=(beta1, beta2), eps=1e-8, weight_decay=0.1)
     for step in range(1, 6):
         gradients = tensors([(37,), (3, 5)], torch.float64, seed=step)
-        reference(weights, gradients, *moments, [], None, **SETTINGS | {"step": step, "beta1": beta1, "beta2": beta2})
+        reference(weights, gradients, *moments, [], None, **SETTINGS | changes | {"step": step})
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()

@@ -23,6 +23,7 @@ from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.experts import Router
 from suite.execute.model.loss import ChunkedCrossEntropy
+from suite.execute.optim.one_pass_update import updates_in_one_pass
 from suite.execute.parallel import context_parallel, tensor_parallel
 from suite.execute.parallel.chunks import chunk_numbers, split_chunks
 from suite.execute.parallel.expert_parallel import RowCounter
@@ -303,12 +304,13 @@ def _optimizer(
         assert scattered is not None
         return ParameterStore(job, scattered, device)
     recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
+    one_pass = updates_in_one_pass(job.training_options, device)
     if groups is None:
         parameters = [leaf.parameter for leaf in leaves]
         decaying = [p for p in parameters if p.dim() > 1 or recipe.decay_of_vectors]
         others = [p for p in parameters if p.dim() == 1 and not recipe.decay_of_vectors]
         return fully_sharded_adamw(
-            [(recipe.weight_decay, decaying), (0.0, others)], recipe, job.training_options.update
+            [(recipe.weight_decay, decaying), (0.0, others)], recipe, job.training_options.update, one_pass=one_pass
         )
     if job.averaging is Averaging.ONE_BIT and layout.state_ranks > 1:
         names = {id(leaf.parameter): leaf.name for leaf in leaves}
@@ -322,9 +324,16 @@ def _optimizer(
         if apart is not None and job.slice is not None:
             apart = apart._replace(process_group=None)
         return sharded_adamw(
-            groups, recipe, shards=_shards(layout), shard=shard, process_group=gathers, apart=apart, scattered=scattered
+            groups,
+            recipe,
+            shards=_shards(layout),
+            shard=shard,
+            process_group=gathers,
+            apart=apart,
+            scattered=scattered,
+            one_pass=one_pass,
         )
-    return whole_adamw(groups, recipe, job.training_options.update)
+    return whole_adamw(groups, recipe, job.training_options.update, one_pass=one_pass)
 
 
 def _compress_gradients(modules: list[nn.Module], job: Job, group: dist.ProcessGroup) -> None:

@@ -66,11 +66,13 @@ def sharded_adamw(
     process_group: dist.ProcessGroup | None,
     apart: Share | None = None,
     scattered: ScatteredGradients | None = None,
+    one_pass: bool = False,
 ) -> ShardedAdamW:
     """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others.
 
     Args:
         apart: that of groups apart.
+        one_pass: as of `master_weights`.
     """
     usual = Share(shard, shards, process_group if shards > 1 else None)
     shares = [apart if group.apart and apart is not None else usual for group in groups]
@@ -78,7 +80,7 @@ def sharded_adamw(
         (group.weight_decay, [group.flat.chunk(share.shards)[share.number]])
         for group, share in zip(groups, shares, strict=True)
     ]
-    return ShardedAdamW(groups, master_weights(local_groups, recipe), shares, scattered)
+    return ShardedAdamW(groups, master_weights(local_groups, recipe, one_pass=one_pass), shares, scattered)
 
 
 def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> None:
@@ -105,7 +107,7 @@ class TensorAdamW:
     masters: MasterWeights
 
     def widened(self) -> dict[nn.Parameter, Tensor]:
-        """The gradient of each parameter in fp32, a plain tensor, for `step` (see `MasterWeights.widened`)."""
+        """The gradient of each parameter, a plain tensor, as `step` needs it: see `MasterWeights.widened`."""
         gradients = [
             torch.zeros_like(weight) if parameter.grad is None else local(parameter.grad)
             for parameter, weight in zip(self.parameters, self.masters.weights, strict=True)
@@ -131,18 +133,24 @@ class TensorAdamW:
 
 
 def fully_sharded_adamw(
-    groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe, update: Update = Update.FUSED
+    groups: list[tuple[float, list[nn.Parameter]]],
+    recipe: Recipe,
+    update: Update = Update.FUSED,
+    *,
+    one_pass: bool = False,
 ) -> TensorAdamW:
     """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
     local_groups = [
         (weight_decay, [local(parameter.detach()) for parameter in members]) for weight_decay, members in groups
     ]
     parameters = [parameter for _, members in groups for parameter in members]
-    return TensorAdamW(parameters, master_weights(local_groups, recipe, update=update))
+    return TensorAdamW(parameters, master_weights(local_groups, recipe, update=update, one_pass=one_pass))
 
 
-def whole_adamw(groups: list[WeightGroup], recipe: Recipe, update: Update = Update.FUSED) -> TensorAdamW:
+def whole_adamw(
+    groups: list[WeightGroup], recipe: Recipe, update: Update = Update.FUSED, *, one_pass: bool = False
+) -> TensorAdamW:
     """The optimizer of a rank that updates all of its weights: ZeRO-0, or a single data-parallel rank."""
     local_groups = [(group.weight_decay, stored_weights(group)) for group in groups]
     leaves = [leaf for group in groups for leaf in group.leaves]
-    return TensorAdamW(leaves, master_weights(local_groups, recipe, update=update))
+    return TensorAdamW(leaves, master_weights(local_groups, recipe, update=update, one_pass=one_pass))

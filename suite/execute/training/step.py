@@ -23,10 +23,10 @@ from suite.execute.optim.learning_rate import (
     gradient_factor_on_device,
     learning_rate,
     logged_weight_norm,
-    squared_norm,
     squared_norm_by_parameter,
 )
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
+from suite.execute.optim.one_pass_update import update_norm
 from suite.execute.parallel.gradient_sums import StepSums
 from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
@@ -260,9 +260,8 @@ class Steps:
         optimizer = self.training.optimizer
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
         naive = self.job.training_options.synchronises
-        squared = (squared_norm_by_parameter if naive else squared_norm)(
-            self._counted_gradients(widened), device=self.device
-        )
+        of = squared_norm_by_parameter if naive else update_norm(self.job.training_options, self.device)
+        squared = of(self._counted_gradients(widened), device=self.device)
         if naive:
             logged_weight_norm(leaf.parameter for leaf in leaves)
         both = self._reduced(loss, squared)

@@ -8,7 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Objective, Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions, Update
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.analytic.memory import optimizer_shards
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, optimizer_shards
 from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape
@@ -21,6 +21,7 @@ from suite.predict.simulation.state import (
     optimizer_groups,
     parameter_tensors_of_rank,
     rank_shard_elements,
+    stored_element_bytes,
     timed_dtype,
 )
 
@@ -34,6 +35,7 @@ UPDATE_PASSES: dict[Update, dict[str, int]] = {
     Update.FUSED: {},
     Update.ADAFACTOR: {"scale": 5, "add": 2, "vector_norm": 4},
 }
+FUSED_ADAM_BYTES = 28  # an element in fp32: weight and moments read and written, gradient read
 LOADING_CALLS, LOADING_CALLS_OF_SAMPLE = 6, 8  # assumed, see `loading_calls`
 # Assumed, in views of the host's timing: what Python does to reach a gradient and its weight; a view and two slices by
 # Python's indices into a flat shard, each as long as two views
@@ -101,6 +103,8 @@ def update_calls(
 ) -> OperatorCalls:
     """Calls of the update: gradient norm, clipping, Adam, and weights rounded from their masters.
 
+    In one pass (`one-pass-update`) the last three are one kernel, priced as fused Adam by the bytes that it moves.
+
     ZeRO-1 over several ranks copies every gradient into a flat fp32 shard, unless it was scattered to it; else it goes
     from tensor to tensor.
     """
@@ -108,26 +112,31 @@ def update_calls(
     if workload.layout.fully_sharded or optimizer_shards(workload.layout) == 1:
         _update_by_tensor(tape, workload, training, RankPosition(stage, replica))
     else:
-        _update_in_flat_shards(tape, workload, stage=stage)
+        _update_in_flat_shards(tape, workload, stage=stage, one_pass=training.updates_in_one_pass)
     return tape.calls
 
 
 def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions, position: RankPosition) -> None:
     architecture, recipe, layout = workload
     reduced, dtype = timed_dtype(reduced_gradient_element_bytes(recipe.precision)), WORK_DTYPES[recipe.precision]
-    in_passing = recipe.precision is Precision.FP16_NO_MASTER
+    in_passing, one_pass = recipe.precision is Precision.FP16_NO_MASTER, training.updates_in_one_pass
+    widens = not one_pass or recipe.precision is Precision.FP16_GRADIENT_COPY
     if layout.fully_sharded and not in_passing:
         dtype = reduced = "fp32"
     tensors = parameter_tensors_of_rank(architecture, layout, stage=position.stage)
     elements = [tensor.elements for tensor in tensors]
     if layout.fully_sharded and layout.state_ranks > 1:
         elements = [rank_shard_elements([tensor], layout, replica=position.replica) for tensor in tensors]
+    if one_pass:
+        _count(tape, "vector_norm", sum(elements), "fp32" if widens else reduced)
+        _count_adam(tape, workload, sum(elements), reduced)
     for size in elements:
-        if reduced != "fp32":
-            _count(tape, "to_fp32", size, reduced)
-        _count(tape, "vector_norm", size)
         tape.count("view", times=VIEWS_OF_TENSOR)
-        _count_masters(tape, size, dtype, in_passing=in_passing)
+        if reduced != "fp32" and widens:
+            _count(tape, "to_fp32", size, reduced)
+        if not one_pass:
+            _count(tape, "vector_norm", size)
+            _count_masters(tape, size, dtype, in_passing=in_passing)
         for operation, times in UPDATE_PASSES[training.update].items():
             tape.count(operation, size, variant="forward", times=times)
         adam_calls = 0 if training.update is Update.FUSED else ADAM_CALLS
@@ -138,11 +147,11 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
         if training.keeps_gradients or (layout.data_parallel > 1 and not layout.flushes):
             _count(tape, "zeros", size)
     if training.update is Update.FUSED:
-        _count(tape, "adam", sum(elements))
+        _count(tape, "adam", 0 if one_pass else sum(elements))
         tape.count("adam_tensor", times=len(tensors))
 
 
-def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int) -> None:
+def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int, one_pass: bool) -> None:
     architecture, recipe, layout = workload
     reduced = timed_dtype(reduced_gradient_element_bytes(recipe.precision))
     in_passing, scattered = recipe.precision is Precision.FP16_NO_MASTER, layout.scatters_gradients
@@ -157,10 +166,32 @@ def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int) -> Non
         _count(tape, "zeros", group.padded if scattered else elements)
         if scattered:
             _count(tape, "scale", group.padded, reduced)
-            if reduced != "fp32":
+            if reduced != "fp32" and (not one_pass or recipe.precision is Precision.FP16_GRADIENT_COPY):
                 _count(tape, "to_fp32", elements, reduced)
+        if one_pass:
+            _count_adam(tape, workload, elements, reduced if scattered else "fp32")
+            continue
         _count_masters(tape, elements, WORK_DTYPES[recipe.precision], in_passing=in_passing)
         _count(tape, "adam", elements)
+
+
+def _count_adam(tape: Tape, workload: Workload, elements: int, gradients: str) -> None:
+    _count(tape, "adam", elements * one_pass_element_bytes(workload, gradients) // FUSED_ADAM_BYTES)
+
+
+def one_pass_element_bytes(workload: Workload, gradients: str = "fp32") -> int:
+    """Bytes that an update in one pass moves for an element: gradient, weight, two moments, and a 16-bit copy.
+
+    Weights without masters are read and written as they are stored. Kept copies of gradients are fp32, like those of
+    flat shards that were not scattered.
+    """
+    precision, layout = workload.recipe.precision, workload.layout
+    stored = stored_element_bytes(precision) if layout.fully_sharded else WEIGHT_ELEMENT_BYTES[precision]
+    has_masters = precision.has_masters and stored < FP32
+    weight = FP32 if has_masters else stored
+    kept = precision is Precision.FP16_GRADIENT_COPY
+    gradient = FP32 if gradients == "fp32" or kept else stored
+    return gradient + 2 * weight + 4 * FP32 + stored * has_masters
 
 
 def _count(tape: Tape, operation: str, elements: int, dtype: str = "fp32") -> None:

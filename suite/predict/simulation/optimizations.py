@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation
-from reference_runs.run import Activation, Norm, Precision, QueryKeyNorm, Residual, Workload
+from reference_runs.run import Activation, Norm, Optimizer, Precision, QueryKeyNorm, Residual, Workload
 from suite.job.options import KernelChoice, Optimization
 from suite.machine.gpu import H100, Gpu, SdpaBackend, sdpa_backend
 from suite.machine.packages import PACKAGES
@@ -150,6 +150,18 @@ def products_by_cublaslt(launch: PlannedLaunch) -> str:
     return next((words for applies, words in reasons if applies), "")
 
 
+def updates_in_one_pass(launch: PlannedLaunch) -> str:
+    """Why the update cannot be one pass over memory."""
+    _, recipe, layout = launch.workload
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (recipe.optimizer not in (Optimizer.ADAM, Optimizer.ADAMW), "another optimizer than Adam"),
+        (recipe.precision is Precision.BF16_PURE, "moments in bf16"),
+        (not layout.flushes, "a pipeline that keeps versions of its weights"),
+    )
+    return next((words for applies, words in reasons if applies), "")
+
+
 def epilogues(launch: PlannedLaunch) -> str:
     """Why no epilogue of a GEMM has a GELU or the gradient of a bias."""
     architecture = launch.workload.architecture
@@ -167,6 +179,7 @@ RULES: Mapping[Optimization, OptimizationRule] = {
     Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
     Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
     Optimization.MICRO_BATCH_GRAPH: OptimizationRule(captured_passes),
+    Optimization.ONE_PASS_UPDATE: OptimizationRule(updates_in_one_pass, is_default=True, package="triton"),
     Optimization.DEPENDENT_LAUNCH: OptimizationRule(dependent_launches),
 }
 

@@ -141,7 +141,8 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int,
             gradients = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
             tape.block(gradients * group.padded * (group.shards > 1))
     tape.enter(StepPhase.UPDATE, Category.UPDATE)
-    in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage)]
+    one_pass = options.training_options.updates_in_one_pass
+    in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage, one_pass=one_pass)]
     in_passing.clear()
     for size in update_bytes(workload, options.training_options, stage=stage):
         tape.block(size)
@@ -151,20 +152,22 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int,
             tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * group.padded * (group.shards > 1))
 
 
-def _passing_bytes(workload: Workload, *, stage: int) -> list[int]:
+def _passing_bytes(workload: Workload, *, stage: int, one_pass: bool) -> list[int]:
     """Bytes of what the update allocates: fp32 gradients that it reads, and fp32 weights that it does not keep.
 
-    Flat shards have copies of fp32 gradients too, unless these were scattered.
+    Flat shards have copies of fp32 gradients too, unless these were scattered. In one pass nothing is widened.
     """
     recipe, layout = workload.recipe, workload.layout
-    no_master = recipe.precision is Precision.FP16_NO_MASTER
+    no_master = recipe.precision is Precision.FP16_NO_MASTER and not one_pass
     if layout.fully_sharded:
         elements = executed_state(workload, stage=stage, replica=0).parameters
         return [2 * FP32 * elements] if no_master else []
     shards = optimizer_shards(layout)
     elements = sum(group.share for group in optimizer_groups(workload, stage=stage))
     each = BYTES_PER_PARAMETER[recipe.precision]
-    copied = not each.gradient_copy and ((shards > 1 and not layout.scatters_gradients) or each.gradients < FP32)
+    copied = not each.gradient_copy and (
+        (shards > 1 and not layout.scatters_gradients) or (each.gradients < FP32 and not one_pass)
+    )
     return [FP32 * elements * (copied + no_master)]
 
 

@@ -16,14 +16,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Recomputation
 from reference_runs.miniature import miniature
-from reference_runs.run import Mask, Workload
+from reference_runs.run import Mask, Precision, Workload
 from suite.execute.data.token_stream import TokenStream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import store_weights
-from suite.job.options import StepOptions, TrainingOptions
+from suite.job.options import DEFAULT_OPTIONS, Optimization, StepOptions, TrainingOptions
 from suite.machine.half_precision import Kernels
+from suite.predict.analytic.parameters import parameter_count
 from suite.predict.simulation.autograd_tape import OperatorCalls
-from suite.predict.simulation.operator_calls import loading_calls, micro_batch_calls
+from suite.predict.simulation.operator_calls import (
+    loading_calls,
+    micro_batch_calls,
+    one_pass_element_bytes,
+    update_calls,
+)
 
 Calls = Counter[tuple[str, tuple[int, ...]]]
 HALVES = (torch.float16, torch.bfloat16)
@@ -202,3 +208,39 @@ def test_a_compiled_loss_in_chunks_reads_its_logits_twice_and_writes_them_once_o
     assert eager == passes(compiled=True, cuda=False)
     assert passes(compiled=True, cuda=True) == {"product bf16": 8, "add bf16": 8}
     assert eager["cross_entropy fp32"] == eager["to_fp32 bf16"] == 8
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "gpt2-1558m"])
+def test_an_update_in_one_pass_moves_34_bytes_a_parameter_in_place_of_46(name: str) -> None:
+    workload = reference_run(name).workload  # bf16 with fp32 masters and gradients
+    layout = msgspec.structs.replace(workload.layout, data_parallel=1, zero_stage=0, accumulation=None)
+    workload = workload._replace(layout=layout)
+    one_pass = msgspec.structs.replace(DEFAULT_OPTIONS, optimizations=(Optimization.ONE_PASS_UPDATE,))
+    element_bytes = {"vector_norm": 4, "scale": 8, "adam": 28, "from_fp32": 6}
+    elements = parameter_count(workload.architecture)
+    for training, moved in ((DEFAULT_OPTIONS, 46), (one_pass, 34)):
+        calls = update_calls(workload, training, stage=0, replica=0)
+        found = sum(
+            count * call.sizes[0] * element_bytes[call.operation]
+            for (_, call), count in calls.items()
+            if call.operation in element_bytes
+        )
+        assert found == pytest.approx(moved * elements, rel=1e-6)
+        assert {call.operation for _, call in calls} - element_bytes.keys() == {"view", "adam_tensor", "call"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradients", "expected"),
+    [
+        (Precision.FP32, "fp32", 28),
+        (Precision.BF16, "fp32", 30),
+        (Precision.FP16, "fp16", 28),  # 16-bit gradients, and a copy
+        (Precision.FP16, "fp32", 30),  # of a flat shard
+        (Precision.FP16_GRADIENT_COPY, "fp16", 30),  # the copy is kept in fp32
+        (Precision.FP16_NO_MASTER, "fp16", 22),
+    ],
+)
+def test_bytes_of_an_element_in_one_pass(precision: Precision, gradients: str, expected: int) -> None:
+    workload = reference_run("gpt2-124m").workload
+    recipe = msgspec.structs.replace(workload.recipe, precision=precision)
+    assert one_pass_element_bytes(workload._replace(recipe=recipe), gradients) == expected

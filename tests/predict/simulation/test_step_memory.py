@@ -13,11 +13,11 @@ import pytest
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Workload
-from suite.job.options import StepOptions
+from reference_runs.run import Precision, Workload
+from suite.job.options import DEFAULT_OPTIONS, Optimization, StepOptions
 from suite.machine.gpu import H100
 from suite.machine.half_precision import Kernels
-from suite.predict.simulation.memory_blocks import Category
+from suite.predict.simulation.memory_blocks import Category, StepPhase
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
 
@@ -115,3 +115,31 @@ def test_micro_batches_that_are_alike_need_no_simulation() -> None:
         for stage in range(layout.pipeline_stages):
             simulated = executed_peaks(workload, options, stage=stage, replica=0, expert_rows=each)
             assert executed_peaks(workload, options, stage=stage, replica=0) == simulated, words
+
+
+ONE_PASS = msgspec.structs.replace(
+    GPU, training_options=msgspec.structs.replace(DEFAULT_OPTIONS, optimizations=(Optimization.ONE_PASS_UPDATE,))
+)
+
+
+@pytest.mark.parametrize(
+    ("precision", "widened"),
+    [
+        (Precision.FP32, 0),
+        (Precision.BF16, 0),
+        (Precision.FP16, 4),  # gradients
+        (Precision.FP16_GRADIENT_COPY, 0),  # kept, and so state
+        (Precision.FP16_NO_MASTER, 8),  # and weights
+    ],
+)
+def test_an_update_in_one_pass_widens_nothing(precision: Precision, widened: int) -> None:
+    workload, _ = on_gpu("opt-mini", "")
+    recipe = msgspec.structs.replace(workload.recipe, precision=precision)
+    workload = workload._replace(recipe=recipe)
+    plain, one_pass = (
+        executed_peaks(workload, options, stage=0, replica=0).get(StepPhase.UPDATE, {}).get(Category.UPDATE, 0)
+        for options in (GPU, ONE_PASS)
+    )
+    elements = executed_state(workload, stage=0, replica=0).parameters
+    assert plain == pytest.approx(widened * elements, rel=1e-5)
+    assert one_pass == 0
