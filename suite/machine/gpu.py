@@ -61,11 +61,14 @@ class SdpaBackend(enum.StrEnum):
 
     CUDNN = "cudnn"
     FLASH = "flash"
+    FLASH_3 = "FlashAttention 3"
     EFFICIENT = "memory-efficient"
 
 
-def sdpa_backend(gpu: Gpu, *, half: bool, head_dim: int, dropout: float = 0.0) -> SdpaBackend:
+def sdpa_backend(gpu: Gpu, *, half: bool, head_dim: int, dropout: float = 0.0, flash_3: bool = False) -> SdpaBackend:
     """The kernel that scaled_dot_product_attention takes for a causal mask.
+
+    Where it is activated, FlashAttention 3 computes all that PyTorch's flash attention would, and cuDNN is left out.
 
     fp32 has the memory-efficient one. In 16 bit cuDNN comes first on Hopper and on Blackwell (10.0) from cuDNN 9.15.1
     on, for head sizes in steps of 8 up to 256 (128 on Blackwell); from torch 2.12 on for dropout in steps of 1/16. All
@@ -76,6 +79,8 @@ def sdpa_backend(gpu: Gpu, *, half: bool, head_dim: int, dropout: float = 0.0) -
     """
     if not half or gpu.capability < (8, 0):
         return SdpaBackend.EFFICIENT
+    if flash_3:
+        return SdpaBackend.FLASH_3
     most = {(9, 0): 256, (10, 0): 128}.get(gpu.capability, 0) if gpu.cudnn > 91500 else 0
     drops = gpu.torch < (2, 12) or (16 * dropout).is_integer()
     return SdpaBackend.CUDNN if head_dim % HEAD_DIM_STEP == 0 and head_dim <= most and drops else SdpaBackend.FLASH

@@ -61,6 +61,7 @@ PACKAGES = {
             "kernels",
         ),
         Package("cudnn", "nvidia-cudnn-frontend", "--optimizations packed-gradients"),
+        Package("flash_attn_interface", "flash-attn-3", "--optimizations flash-attention-3"),
         Package("pandas", "pandas", "results, report, validate, regress"),
         Package("numpy", "numpy", "regress, and the page of report"),
         Package("scipy", "scipy", "regress, fit, reproduce --launches, and the page of report"),

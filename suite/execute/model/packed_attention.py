@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import current_flash_attention_impl
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
 from suite.execute.measure.counters import counts_as_attention_backward
 
@@ -46,6 +46,12 @@ torch.compiler.allow_in_graph(packed_attention)  # AOTAutograd traces it; Dynamo
 def has_flash_attention_3() -> bool:
     """Whether FlashAttention 3 computes PyTorch's flash attention in this process."""
     return current_flash_attention_impl() == "FA3"
+
+
+def use_flash_attention_3() -> None:
+    """Have FlashAttention 3 compute fused attention in this process from now on."""
+    activate_flash_attention_impl("FA3")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # which PyTorch prefers on Hopper
 
 
 def _parts(packed_BTX: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:

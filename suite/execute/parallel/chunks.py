@@ -11,6 +11,7 @@ from reference_runs.placement import chunk_layers, stage_chunks
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.fused_products import fuse_products
+from suite.execute.model.packed_attention import use_flash_attention_3
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import tensor_parallel
 from suite.execute.parallel.expert_parallel import RowCounter, share_experts
@@ -37,6 +38,8 @@ def split_chunks(
     experts: frozenset[str] = frozenset()
     layers = list(chunk_layers(job.architecture.layers, layout))
     chunks, splits = [], []
+    if Optimization.FLASH_ATTENTION_3 in job.training_options.optimizations:
+        use_flash_attention_3()
     for number in chunk_numbers(layout, mesh):
         with torch.device("cpu" if job.slice is None else "meta"):
             chunk = Decoder(

@@ -23,9 +23,12 @@ SMALL_INDICES = 3072  # embedding_backward_cuda_kernel is used above
 ROWS_OF_SEGMENT = 10  # NROWS_PER_THREAD
 INT64 = 8
 
+FLASH_3_HEAD_DIMS = (64, 96, 128, 192, 256)  # of its kernels, which pad others
+
 # what fused attention keeps of the random generator on the device: seed and offset
 GENERATOR_BYTES: dict[SdpaBackend, tuple[int, ...]] = {
     SdpaBackend.FLASH: (16, 8),
+    SdpaBackend.FLASH_3: (16, 8),
     SdpaBackend.CUDNN: (8, 8),
     SdpaBackend.EFFICIENT: (),
 }
@@ -93,14 +96,19 @@ def attention_workspace_bytes(kernel: SdpaBackend, *, heads: int, length: int, h
     product a row. `heads` are those of all samples.
 
         flash               4 (K + 1) T heads, T rounded up to 128, K to 32 (above 128 to 64)
+        FlashAttention 3    4 (K + 2) T heads, T rounded up to 128, above K = 64 to 64, K to 64, 96, 128, 192 or 256
         memory-efficient    4 (K + 2) T heads, T rounded up to 32, K to 64
         cuDNN               4 (K + 1) T heads: assumed, as cuDNN's front end lays it out; the library alone knows
 
-    Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd; attention_backward.cu;
+    Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd; attention_backward.cu; of
+    FlashAttention 3 hopper/flash_api.cpp, mha_bwd (its semaphores, and sums of keys that queries share, are left out);
     cudnn-frontend, scaled_dot_product_flash_attention.h, dQ_accum and softmax_sum.
     """
     if kernel is SdpaBackend.CUDNN:
         return FP32 * heads * length * (head_dim + 1)
+    if kernel is SdpaBackend.FLASH_3:
+        wide = next(size for size in FLASH_3_HEAD_DIMS if size >= head_dim)
+        return FP32 * heads * _rounded(length, 128 if wide == FLASH_3_HEAD_DIMS[0] else 64) * (wide + 2)
     if kernel is SdpaBackend.EFFICIENT:
         return FP32 * heads * _rounded(length, 32) * (_rounded(head_dim, 64) + 2)
     return FP32 * heads * _rounded(length, 128) * (_rounded(head_dim, 32 if head_dim <= 128 else 64) + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference_runs.run import Workload
-from suite.job.options import StepOptions
+from suite.job.options import Optimization, StepOptions
 from suite.machine.gpu import sdpa_backend
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
@@ -44,6 +44,7 @@ class OperatorBase:
             half=self.half,
             head_dim=workload.architecture.fused_head_dim,
             dropout=workload.recipe.attention_dropout,
+            flash_3=Optimization.FLASH_ATTENTION_3 in options.training_options.optimizations,
         )
         self._widens = self.half and options.kernels.products_through_fp32
         self._root_mean_square = workload.architecture.norm.root_mean_square

@@ -11,6 +11,7 @@ from reference_runs.run import Activation, Norm, Optimizer, Precision, QueryKeyN
 from suite.job.options import KernelChoice, Optimization
 from suite.machine.gpu import H100, Gpu, SdpaBackend, sdpa_backend
 from suite.machine.packages import PACKAGES
+from suite.predict.analytic.cuda_temporaries import FLASH_3_HEAD_DIMS
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.pipeline_schedule import halves_backward
 
@@ -56,6 +57,21 @@ class OptimizationRule(NamedTuple):
 def only_cuda(launch: PlannedLaunch) -> str:
     """Why a launch that is not on a GPU cannot have it."""
     return "" if launch.device == "cuda" else "no CUDA device"
+
+
+def flash_attention_3(launch: PlannedLaunch) -> str:
+    """Why FlashAttention 3 cannot compute attention: it is Hopper's, and takes neither dropout nor a mask."""
+    architecture, recipe, layout = launch.workload
+    reasons = (
+        (launch.device != "cuda", only_cuda(launch)),
+        (launch.gpu.capability != HOPPER, "a GPU that is not of Hopper's architecture"),
+        (not layout.fused_attention, "attention that stores its scores"),
+        (WEIGHT_ELEMENT_BYTES[recipe.precision] == FP32, "fp32"),
+        (architecture.fused_head_dim > FLASH_3_HEAD_DIMS[-1], "heads of more than 256"),
+        (recipe.attention_dropout > 0, "dropout in attention"),
+        (layout.context_parallel > 1, "a mask, of sequences that ranks share out"),
+    )
+    return next((words for applies, words in reasons if applies), "")
 
 
 def sums_with_norms(launch: PlannedLaunch) -> str:
@@ -178,6 +194,7 @@ RULES: Mapping[Optimization, OptimizationRule] = {
     Optimization.TUNED_PRODUCTS: OptimizationRule(products_by_cublaslt),
     Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
     Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
+    Optimization.FLASH_ATTENTION_3: OptimizationRule(flash_attention_3, package="flash_attn_interface"),
     Optimization.MICRO_BATCH_GRAPH: OptimizationRule(captured_passes),
     Optimization.ONE_PASS_UPDATE: OptimizationRule(updates_in_one_pass, is_default=True, package="triton"),
     Optimization.DEPENDENT_LAUNCH: OptimizationRule(dependent_launches),
