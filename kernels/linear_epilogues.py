@@ -24,7 +24,7 @@ from torch.nn.functional import gelu, linear
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.cublaslt import CublasLtError, Epilogue, Gemm, library, library_ways, multiply
-from kernels.operator import FLOATS, NAMESPACE, operator, require
+from kernels.operator import FLOATS, NAMESPACE, host_operator, require
 
 GELU, GELU_GRADIENT, GRADIENTS = "linear_gelu", "linear_gelu_backward", "linear_gradients"
 APPROXIMATE = "tanh"
@@ -79,7 +79,21 @@ def _compute(product: Gemm, *, tuned: bool) -> None:
         product.plain()
 
 
-@operator(GELU, opaque=True)
+def _linear_gelu_shapes(x_MK: Tensor, weight_NK: Tensor, _bias: Tensor | None, _tuned: bool) -> tuple[Tensor, Tensor]:
+    shape = (x_MK.shape[0], weight_NK.shape[0])
+    return x_MK.new_empty(shape), x_MK.new_empty(shape)
+
+
+def _linear_gelu_backward_shape(_dy: Tensor, _weight: Tensor, before_MF: Tensor, _tuned: bool) -> Tensor:
+    return torch.empty_like(before_MF)
+
+
+def _linear_gradients_shapes(dy_MN: Tensor, x_MK: Tensor, with_bias: bool, _tuned: bool) -> tuple[Tensor, Tensor]:
+    columns = dy_MN.shape[1]
+    return x_MK.new_empty(columns, x_MK.shape[1]), x_MK.new_empty(columns if with_bias else 0)
+
+
+@host_operator(GELU, fake=_linear_gelu_shapes)
 def _linear_gelu(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tuned: bool) -> tuple[Tensor, Tensor]:
     """The activation, and what it is of."""
     before_MN = x_MK.new_empty(x_MK.shape[0], weight_NK.shape[0])
@@ -88,7 +102,7 @@ def _linear_gelu(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tuned: 
     return out_MN, before_MN
 
 
-@operator(GELU_GRADIENT, opaque=True)
+@host_operator(GELU_GRADIENT, fake=_linear_gelu_backward_shape)
 def _linear_gelu_backward(dy_MN: Tensor, weight_NF: Tensor, before_MF: Tensor, tuned: bool) -> Tensor:
     """Gradient of `before`, where the layer after the activation has the weight."""
     out_MF = torch.empty_like(before_MF)
@@ -96,30 +110,13 @@ def _linear_gelu_backward(dy_MN: Tensor, weight_NF: Tensor, before_MF: Tensor, t
     return out_MF
 
 
-@operator(GRADIENTS, opaque=True)
+@host_operator(GRADIENTS, fake=_linear_gradients_shapes)
 def _linear_gradients(dy_MN: Tensor, x_MK: Tensor, with_bias: bool, tuned: bool) -> tuple[Tensor, Tensor]:
     """Gradients of the weight [N, K] and the bias [N], which is empty without one."""
     columns = dy_MN.shape[1]
     out_NK, bias_N = x_MK.new_empty(columns, x_MK.shape[1]), x_MK.new_empty(columns if with_bias else 0)
     _compute(_gradients_product(dy_MN, x_MK, out_NK, bias_N if with_bias else None), tuned=tuned)
     return out_NK, bias_N
-
-
-@_linear_gelu.register_fake
-def _linear_gelu_shapes(x_MK: Tensor, weight_NK: Tensor, _bias: Tensor | None, _tuned: bool) -> tuple[Tensor, Tensor]:
-    shape = (x_MK.shape[0], weight_NK.shape[0])
-    return x_MK.new_empty(shape), x_MK.new_empty(shape)
-
-
-@_linear_gelu_backward.register_fake
-def _linear_gelu_backward_shape(_dy: Tensor, _weight: Tensor, before_MF: Tensor, _tuned: bool) -> Tensor:
-    return torch.empty_like(before_MF)
-
-
-@_linear_gradients.register_fake
-def _linear_gradients_shapes(dy_MN: Tensor, x_MK: Tensor, with_bias: bool, _tuned: bool) -> tuple[Tensor, Tensor]:
-    columns = dy_MN.shape[1]
-    return x_MK.new_empty(columns, x_MK.shape[1]), x_MK.new_empty(columns if with_bias else 0)
 
 
 _OPERATORS = getattr(torch.ops, NAMESPACE)

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.library import custom_op, triton_op, wrap_triton
+from torch.library import Library, custom_op, triton_op, wrap_triton
 
 from kernels.interpreter import round_to_nearest
 
@@ -61,6 +61,32 @@ class _Interpreted(NamedTuple):
     def __getitem__(self, grid: Any) -> Any:
         launch = self.kernel[grid]
         return lambda x, *others, **named: None if isinstance(x, FakeTensor) else launch(x, *others, **named)
+
+
+_libraries: list[Library] = []  # an operator lives as long as its library
+
+
+def host_operator(name: str, *, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function that asks for what only real tensors have as the operator `llm_reference_runs::name`.
+
+    As `operator(name, opaque=True)`, with less work of the host for a call, and without autograd: the operator is for
+    the passes of an autograd.Function. It may change nothing that it is given.
+
+    Args:
+        fake: what it returns of fake tensors.
+    """
+
+    def registered(function: Callable[..., Any]) -> Any:
+        library = Library(NAMESPACE, "FRAGMENT")
+        _libraries.append(library)
+        schema = torch.library.infer_schema(function, mutates_args=())
+        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for key in ("CPU", "CUDA"):
+            library.impl(name, function, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    return registered
 
 
 def launchable(kernel: Any) -> Any:
