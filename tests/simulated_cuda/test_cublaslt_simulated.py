@@ -84,7 +84,8 @@ def test_a_decoder_has_the_plain_decoder_s_loss_and_gradients() -> None:
     Loss within one rounding to bf16. Gradients, over each one's largest element, within 2^-8 sqrt(8): roundings apart
     of 8 GEMMs and activations that a gradient passes, at most, as good as independent.
     """
-    found = printed("""
+    found = printed(
+        """
     import msgspec
     from reference_runs.layout import Layout
     from suite.execute.model.decoder import Decoder, initialise
@@ -113,7 +114,9 @@ def test_a_decoder_has_the_plain_decoder_s_loss_and_gradients() -> None:
     fused_loss, fused = passes(*Optimization)
     off = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(fused, gradients)]
     print(json.dumps([loss, fused_loss, off, str(recipe.precision)]))
-    """, values=8 * VALUES)
+    """,
+        values=8 * VALUES,
+    )
     loss, fused_loss, off, precision = found
     assert precision == "bf16"
     assert fused_loss == pytest.approx(loss, rel=2.0**-8)

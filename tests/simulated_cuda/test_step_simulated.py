@@ -75,6 +75,24 @@ def test_a_sum_computed_with_the_next_norm_saves_passes_over_the_hidden_states(r
 
 
 @RUNS
+def test_epilogues_take_gelu_and_sums_over_tokens_from_the_compiled_kernels(run: str, scratch: Path) -> None:
+    """With M tokens, D hidden states, F of the expansion, in bf16: GELU moves 4 M F bytes and its gradient 6 M F.
+
+    Gradients of biases read 2 M (3 D + D + D) more; that of the expansion's is read beside GELU's gradient.
+    """
+    plain, fused = counted(run, scratch, "none"), counted(run, scratch, "epilogues")
+    architecture, layout = reference_run(run).architecture, reference_run(run).layout
+    tokens = layout.micro_batch * architecture.sequence
+    least = 10 * tokens * architecture.ffn_hidden + 10 * tokens * architecture.hidden
+    passes = LAYERS * plain.micro_batches
+    assert least <= (plain.compiled_bytes - fused.compiled_bytes) / passes <= 1.2 * least
+    assert plain.step.products == fused.step.products
+    gone = {kind: (plain.step.launches[kind] - fused.step.launches[kind]) / passes for kind in plain.step.launches}
+    assert gone[LaunchKind.COMPILED] == 5
+    assert min(gone.values()) >= 0
+
+
+@RUNS
 @pytest.mark.skipif(find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
 def test_cudnn_writes_one_gradient_of_queries_keys_and_values_which_no_kernel_joins(run: str, scratch: Path) -> None:
     apart = counted(run, scratch, "across-blocks")
