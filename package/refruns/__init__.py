@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refruns.interface import InputError, answers, batteries, figures, fit, launches, plan, predict, runs, show
+    from refruns.interface import (
+        InputError,
+        answers,
+        batteries,
+        figures,
+        fit,
+        frame,
+        launches,
+        plan,
+        predict,
+        runs,
+        show,
+    )
 
 __all__ = [
     "HOME",
@@ -20,6 +32,7 @@ __all__ = [
     "batteries",
     "figures",
     "fit",
+    "frame",
     "launches",
     "plan",
     "predict",

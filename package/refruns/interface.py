@@ -17,9 +17,21 @@ import typer  # noqa: E402
 from reference_runs.errors import InputError  # noqa: E402
 from suite.__main__ import application  # noqa: E402
 from suite.paths import RESULTS  # noqa: E402
-from suite.records import frame  # noqa: E402
+from suite.records import frame as frames  # noqa: E402
 
-__all__ = ["InputError", "answers", "batteries", "figures", "fit", "launches", "plan", "predict", "runs", "show"]
+__all__ = [
+    "InputError",
+    "answers",
+    "batteries",
+    "figures",
+    "fit",
+    "frame",
+    "launches",
+    "plan",
+    "predict",
+    "runs",
+    "show",
+]
 _Refused: Any = typer.BadParameter.__mro__[2]  # click's exception, of typer's own click or of the package
 
 
@@ -86,17 +98,29 @@ def plan(run: str | Path, **options: Any) -> dict[str, Any]:
 
 def launches(results: str | Path = RESULTS) -> Any:
     """A frame with a row a launch, oldest first; columns in docs/records.md."""
-    return frame.launches(results)
+    return frames.launches(results)
 
 
 def figures(results: str | Path = RESULTS, **options: Any) -> Any:
     """A frame with a row a figure of a launch, predicted and measured; columns in docs/records.md."""
-    return frame.figures(results, **options)
+    return frames.figures(results, **options)
 
 
 def batteries(results: str | Path = RESULTS) -> Any:
     """A frame with a row a battery of `accept`; columns in docs/records.md."""
-    return frame.batteries(results)
+    return frames.batteries(results)
+
+
+def frame(source: Any) -> Any:
+    """A frame with a row an answer of `predict`, `plan` and `fit`; columns in docs/python.md.
+
+    Args:
+        source: a file of what the commands printed with --json; or an answer, or several, as functions here return.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return frames.answers(source)
 
 
 def _options(options: dict[str, Any]) -> list[str]:

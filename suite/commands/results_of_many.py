@@ -124,11 +124,14 @@ def check_command(run: Run = None, results: Results = RESULTS, json: Json = Fals
 
 
 FORMATS = {"csv": written_csv, "parquet": written_parquet}
+SERVICES = ("pytorch-benchmark", "bencher", "asv")
 
 
 def export_command(
-    out: Annotated[Path, typer.Option(readable=False, help="The file, for instance launches.csv.")],
-    format_: Annotated[str, typer.Option("--format", help="csv or parquet (needs pyarrow).")] = "csv",
+    out: Annotated[Path, typer.Option(readable=False, help="The file, for instance launches.csv; of asv a directory.")],
+    format_: Annotated[
+        str, typer.Option("--format", help="csv, parquet (needs pyarrow), pytorch-benchmark, bencher or asv.")
+    ] = "csv",
     run: Run = None,
     machine: Machine = None,
     status: Statuses = None,
@@ -138,14 +141,16 @@ def export_command(
 ) -> None:
     """Write a row a launch, a column a fact or figure of the whole job, in base units, oldest first.
 
-    A figure's column is `measured.` or `predicted.`, its quantity, axis, operation and term, joined by dots.
+    A figure's column is `measured.` or `predicted.`, its quantity, axis, operation and term, joined by dots. For
+    PyTorch's benchmark database, Bencher and asv: the measured figures of whole launches, in their own forms.
 
     Example: python -m suite results export --format parquet --out launches.parquet --run bloom-mini
 
     Exit codes: 0 written, 2 bad input or a damaged record (the others are written), 3 no launch to write.
     """
-    if format_ not in FORMATS:
-        raise InputError("unknown format", got=repr(format_), allowed=", ".join(FORMATS), where="--format")
+    if format_ not in (*FORMATS, *SERVICES):
+        allowed = ", ".join((*FORMATS, *SERVICES))
+        raise InputError("unknown format", got=repr(format_), allowed=allowed, where="--format")
     require("pandas", *(("pyarrow",) if format_ == "parquet" else ()))
     start = None if since is None else moment(since, where="--since")
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), since=start)
@@ -153,16 +158,37 @@ def export_command(
     chosen = [launch for launch in known if wanted.takes(launch)]
     name_left_out(bad)
     if chosen:
-        table = columns(chosen)
-        FORMATS[format_](table, out)
+        names = _written(chosen, format_, out)
         if json:
-            entry = {"file": str(out), "launches": len(chosen), "columns": list(table)}
-            print_json(entry)
+            print_json({"file": str(out), "launches": len(chosen), "columns": names})
         else:
-            write_line(f"wrote {out}: {len(chosen)} launches, {len(table)} columns")
+            what = "columns" if format_ in FORMATS else "figures"
+            write_line(f"wrote {out}: {len(chosen)} launches, {len(names)} {what}")
     else:
         write_line(f"none of {len(known)} launches in {results} is meant: nothing is written", stderr=True)
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
+
+
+def _written(chosen: Sequence[LaunchSummary], name: str, out: Path) -> list[str]:
+    """Write launches in a format; names of its columns, or of the figures that a service gets.
+
+    Raises:
+        InputError: it cannot be written, or the service has no place for these launches.
+    """
+    if name in FORMATS:
+        table = columns(chosen)
+        FORMATS[name](table, out)
+        return [*table]
+    from suite.records import benchmark_export as services
+
+    figures = services.measured(chosen)
+    if name == "asv":
+        if without := services.write_asv(figures, out):
+            write_line(f"left out: {without} launches of no commit, for which asv has no place", stderr=True)
+    else:
+        content = services.bencher(figures) if name == "bencher" else services.pytorch_records(figures)
+        services.written_json(content, out)
+    return sorted({each.quantity for each in figures})
 
 
 def merge_command(

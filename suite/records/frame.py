@@ -1,4 +1,4 @@
-"""Results as pandas frames: launches, figures, kernel runs, batteries, fleet. `from suite.records import frame`.
+"""Results as frames of pandas: launches, figures, kernel runs, batteries, fleet, and answers of `predict` and others.
 
     >>> from suite.records import frame
     >>> launches = frame.launches("results")
@@ -18,6 +18,7 @@ from reference_runs.errors import InputError
 from suite.job.events import Status
 from suite.metrics.figures import Quantity
 from suite.paths import stores
+from suite.records.answer_frame import answers as answers
 from suite.records.battery import BatteryBegin, BatteryEnd, BatteryHalves, CheckFinding, stored_batteries
 from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs

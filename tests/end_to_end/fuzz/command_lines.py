@@ -143,7 +143,10 @@ BASES: Mapping[str, tuple[str, ...]] = {
     "results show": ("ID --results RESULTS",),
     "results diff": ("ID ID --results RESULTS",),
     "results check": ("--results RESULTS",),
-    "results export": ("--out DIRECTORY/out.csv --results RESULTS", "--out DIRECTORY/out.parquet --results RESULTS"),
+    "results export": (
+        *("--out DIRECTORY/out.csv --results RESULTS", "--out DIRECTORY/out.parquet --results RESULTS"),
+        *(f"--format {name} --out DIRECTORY/out --results RESULTS" for name in ("asv", "bencher", "pytorch-benchmark")),
+    ),
     "results merge": ("OTHER --results RESULTS",),
     "results prune": ("--older-than 1 --results RESULTS", "--damaged --results RESULTS"),
     "regress": ("bloom-mini --results RESULTS", "bloom-mini --accept --results RESULTS"),
