@@ -22,7 +22,8 @@ from suite.acceptance.battery import BatteryReport, run_battery
 from suite.acceptance.context import Settings
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
-from suite.commands.options import JsonWithProgress, check_writable, command_line, command_of, print_json
+from suite.commands.new_file import Force, check_new
+from suite.commands.options import JsonWithProgress, command_line, command_of, print_json
 from suite.fleet.health_events import health_events
 from suite.fleet.node_patch import node_condition
 from suite.launch.interruption import check_minutes, end_as_interrupted
@@ -87,6 +88,7 @@ class AcceptOptions(msgspec.Struct, frozen=True, kw_only=True):
     junit_file: Annotated[
         Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit accept.xml.")
     ] = None
+    force: Force = False
     summary_only: Annotated[
         bool, typer.Option("--summary", help="Print one line on stdout, for a scheduler's health check.")
     ] = False
@@ -101,7 +103,7 @@ GROUPS = {
     "What is checked": ("only", "skip", "miniatures", "checks"),
     "This node": ("device", "ranks", "devices", "others", "fleet"),
     "A battery that was interrupted": ("resume", "resume_if_any", "stop_if_invalid"),
-    "Output": ("results", "junit_file", "summary_only", "all_findings", "json"),
+    "Output": ("results", "junit_file", "force", "summary_only", "all_findings", "json"),
 }
 
 
@@ -162,6 +164,7 @@ def _again(asked: AcceptOptions, findings: Sequence[CheckFinding]) -> str:
     open_ones = any(finding.verdict is CheckVerdict.INCONCLUSIVE for finding in findings)
     if short and open_ones:
         asked = msgspec.structs.replace(asked, profile="accept")
+    asked = msgspec.structs.replace(asked, force=asked.junit_file is not None)  # which exists by then
     return command_line(["accept"], asked, "resume", "resume_if_any")
 
 
@@ -271,7 +274,7 @@ def _check(asked: AcceptOptions) -> None:
     if asked.fleet is not None and not asked.fleet.is_dir():
         allowed = "a directory of records"
         raise InputError("the fleet is no directory", got=str(asked.fleet), allowed=allowed, where="--fleet")
-    check_writable(asked.junit_file, "--junit")
+    check_new(asked.junit_file, "--junit", force=asked.force)
 
 
 def _entry(report: BatteryReport) -> dict[str, object]:

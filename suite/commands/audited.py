@@ -13,7 +13,7 @@ import typer
 from reference_runs.errors import InputError
 from reference_runs.printable import csv_cell
 from suite.commands import exit_codes
-from suite.commands.options import check_writable, print_json
+from suite.commands.options import print_json
 from suite.paths import whole_file
 from suite.predict.plan.audit import Audited, AuditVerdict, Filling, audit
 from suite.report.terminal.audit import in_order, print_audit
@@ -31,7 +31,6 @@ def audit_directory(directory: Path, filling: Filling, *, table: Path | None, as
         InputError: the directory or the table cannot be read or written, or an option names what is not known.
         Exit: 1 if any cannot run, 3 if none is judged or any is not, 0 if all run.
     """
-    check_writable(table, "--csv")
     with seconds_reported("reading configurations", console(stderr=True)):
         rows = in_order([*audit(directory, filling)])
     if table is not None:

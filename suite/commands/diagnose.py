@@ -18,6 +18,7 @@ from suite.commands.diagnosed_page import Diagnosed, check_page, show
 from suite.commands.diagnosed_pair import OtherRun, print_pair, print_pair_of_traces
 from suite.commands.diagnosed_recordings import print_recordings
 from suite.commands.diagnosed_rows import show_rows
+from suite.commands.new_file import forced
 from suite.commands.options import print_json
 from suite.commands.training_options import (
     LAYOUT_PANEL,
@@ -123,6 +124,7 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    force: forced(OUTPUT_PANEL) = False,  # type: ignore[valid-type]  # an annotation that a function makes
     json: JsonOutput = False,
 ) -> None:
     """Say whether a run is as fast as expected, whether its rates are counted rightly, and what makes it slow.
@@ -142,7 +144,7 @@ def diagnose(  # noqa: PLR0913  # long: the command's options
     """
     given = {"--step-time": step_time, "--mfu": mfu, "--tflops": tflops, "--tokens-per-second": tokens_per_second}
     check_positive(given)
-    check_page(html)
+    check_page(html, force=force)
     other = OtherRun(against, against_step_time, against_gpus, against_batch)
     compares = other.check()
     if html is not None and (compares or (not logs and step_time is None and tokens_per_second is None)):

@@ -9,7 +9,8 @@ import typer
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.options import check_writable, print_json
+from suite.commands.new_file import check_new
+from suite.commands.options import print_json
 from suite.machine.packages import require
 from suite.paths import whole_file
 from suite.predict.diagnosis.diagnosis import RunDiagnosis, RunOutcome
@@ -36,7 +37,7 @@ class Diagnosed(NamedTuple):
     evidence: DiagnosisEvidence
 
 
-def check_page(html: Path | None) -> None:
+def check_page(html: Path | None, *, force: bool) -> None:
     """Refuse a page that could not be written when the work is done.
 
     Raises:
@@ -46,7 +47,7 @@ def check_page(html: Path | None) -> None:
         return
     if html.suffix != ".html":  # a log that is named here by mistake stays
         raise InputError("not a page's name", got=str(html), allowed="a file ending in .html", where=_OPTION)
-    check_writable(html, _OPTION)
+    check_new(html, _OPTION, force=force)
     require("plotly", "jinja2")
 
 

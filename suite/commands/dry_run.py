@@ -15,6 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.printable import printable
 from suite.commands import exit_codes
+from suite.commands.new_file import Force
 from suite.commands.options import Results, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined
 from suite.job.dry_run_job import CountedRank
@@ -56,6 +57,7 @@ def dry_run_command(  # noqa: PLR0913  # long: the command's options
     schedule: Annotated[
         Path | None, typer.Option(readable=False, help="FILE.png: the passes of every pipeline stage over a step.")
     ] = None,
+    force: Force = False,
     record: Annotated[bool, typer.Option("--record", help="Store the fullest rank's memory, for the page.")] = False,
     results: Results = RESULTS,
     every_figure: Annotated[bool, typer.Option("--all", help="Print every figure with its reason.")] = False,
@@ -83,7 +85,7 @@ def dry_run_command(  # noqa: PLR0913  # long: the command's options
     require("torch")
     end_as_interrupted()
     for option, picture in (("--plot", plot), (SCHEDULE, schedule)):
-        check_picture(picture, option)
+        check_picture(picture, option, force=force)
     plans = [dry_plan(name, layout, mini=mini, results=results)]
     plans += [dry_plan(name, text, mini=mini, results=results, option="--compare") for text in compare or []]
     chosen = [_ranks(ranks, each) for each in plans]

@@ -10,6 +10,7 @@ import typer
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.commands.new_file import Force, check_new
 from suite.commands.traced_model import check_absent, no_formula, required_source
 from suite.commands.traced_options import OF_TRACED, TracedOptions, asks_trace
 from suite.commands.training_options import asks_edition
@@ -40,6 +41,7 @@ def explore_command(
         Path | None,
         typer.Option(help="FILE.html to write, which needs no server: a grid of states of this run.", readable=False),
     ] = None,
+    force: Force = False,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
     ] = "127.0.0.1",
@@ -61,6 +63,7 @@ def explore_command(
 
     Exit codes: 0 the file is written; 2 bad input, or a port that is in use; 130 ended by Ctrl-C.
     """
+    check_new(static, "--static", force=force)
     named = runs or [FIRST]
     reasons = {run: reason for run in named if (reason := no_formula(run, tracing)) is not None}
     if reasons:
@@ -114,8 +117,6 @@ def _write(run: str, path: Path) -> None:
     """Write the file, and say how large it is."""
     if path.suffix != ".html":
         raise InputError("expected a file ending in .html", got=str(path), where="--static")
-    if not path.parent.is_dir():
-        raise InputError("no such directory", got=str(path.parent), where="--static")
     require("jinja2", "plotly")
     from suite.report.explore.offline import MOST_BYTES, write_offline_page
 

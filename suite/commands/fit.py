@@ -11,6 +11,7 @@ from reference_runs.errors import InputError
 from reference_runs.machine_model import machine_model
 from suite.commands import exit_codes
 from suite.commands.model_tiers import print_model_tiers
+from suite.commands.new_file import check_new, forced
 from suite.commands.options import print_json
 from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
@@ -37,7 +38,7 @@ from suite.report.terminal.tables import console
 @asks_training
 @asks_serving
 @asks_trace
-def fit_command(  # long: the command's options
+def fit_command(  # noqa: PLR0913  # long: the command's options
     asked: Asked,
     serving: AskedServing,
     tracing: TracedOptions,
@@ -75,6 +76,7 @@ def fit_command(  # long: the command's options
         Path | None,
         typer.Option(readable=False, help="FILE.csv: a directory's rows too.", rich_help_panel=OUTPUT_PANEL),
     ] = None,
+    force: forced(OUTPUT_PANEL) = False,  # type: ignore[valid-type]  # an annotation that a function makes
     json: JsonOutput = False,
 ) -> None:
     """Say whether a model fits, in which layout, how long its step takes, and what the largest is that would fit.
@@ -99,7 +101,7 @@ def fit_command(  # long: the command's options
     if run is not None and Path(run).is_dir():
         of_one = {"--products": products, "--fix": fix, "--any-software": any_software}
         of_one |= {"--serve": serving.serve, "--tiers": serving.tiers}
-        _audit(Path(run), asked, _Given(model, csv, json), of_one | serving.options | tracing.given)
+        _audit(Path(run), asked, _Given(model, csv, force, json), of_one | serving.options | tracing.given)
         return
     check_absent({"--model": model, "--csv": csv}, what="is of a directory")
     asked = asked._replace(fix=fix, products=products)
@@ -137,6 +139,7 @@ class _Given(NamedTuple):
 
     model: str | None
     table: Path | None
+    force: bool
     as_json: bool
 
 
@@ -147,6 +150,7 @@ def _audit(directory: Path, asked: Asked, given: _Given, of_one: dict[str, objec
     training = asked.training
     refuse_of_one(of_one | {"--tokens": training.tokens, "--micro-batch": training.micro_batch})
     filling = Filling(asked.on, asked.gpus, asked.network, asked.stack, given.model, training)
+    check_new(given.table, "--csv", force=given.force)
     audit_directory(directory, filling, table=given.table, as_json=given.as_json)
 
 

@@ -9,7 +9,8 @@ import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.commands.options import check_writable, exit_code, name_left_out, print_json
+from suite.commands.new_file import Force, check_new
+from suite.commands.options import exit_code, name_left_out, print_json
 from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict, Outlier
 from suite.fleet.battery_store import STORE
 from suite.fleet.distinctions import Distinction, distinctions
@@ -31,6 +32,7 @@ def report_command(  # the command's options
     prometheus: Annotated[
         Path | None, typer.Option(readable=False, help="Write last verdicts as metrics, for instance suite.prom.")
     ] = None,
+    force: Force = False,
     stored: Annotated[bool, typer.Option("--stored", help="Ask the store alone: look for no new records.")] = False,
     store: Annotated[
         Path | None, typer.Option(help="Directory of Parquet files (default: fleet-store in the directory).")
@@ -44,14 +46,14 @@ def report_command(  # the command's options
     and the racks and firmware that more of their nodes have than chance would give.
 
     Examples: python -m suite fleet report /shared/results; python -m suite fleet report /shared/results --node n7;
-    python -m suite fleet report /shared/results --node this --prometheus /var/lib/node_exporter/suite.prom
+    python -m suite fleet report /shared/results --node this --prometheus /var/lib/node_exporter/suite.prom --force
 
     Exit codes: 0 shown, 2 bad input or a damaged record (the others are shown), 3 nothing to show.
     """
     require("duckdb")
     if not results.is_dir():
         raise InputError("no such directory", got=str(results), allowed="a directory of records", where="DIR")
-    check_writable(prometheus, "--prometheus")
+    check_new(prometheus, "--prometheus", force=force)
     node = _this_node() if node == THIS else node
     start = None if since is None else _moment(since)
     wanted = FleetSelection(node=node, rack=rack, part=part, since=start)

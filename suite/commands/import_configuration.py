@@ -19,7 +19,7 @@ from reference_runs.run_text import run_text
 from reference_runs.sourced import Kind, Sourced, Value
 from reference_runs.stack import stack as known_stack
 from suite.commands.import_log import import_log
-from suite.commands.new_file import STDOUT, write_new
+from suite.commands.new_file import STDOUT, forced, write_new
 from suite.commands.options import print_json
 from suite.commands.planned_run import print_command
 from suite.commands.training_options import LAYOUT_PANEL, OUTPUT_PANEL, TRAINING_PANEL, Asked, asks_training
@@ -47,6 +47,7 @@ def import_command(  # long: the command's options
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    force: forced(OUTPUT_PANEL) = False,  # type: ignore[valid-type]  # an annotation that a function makes
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +90,7 @@ def import_command(  # long: the command's options
     if configuration.is_dir():
         configuration /= "config.json"
     if config is not None or is_mlperf_log(configuration):
-        import_log(configuration, config, asked, recipe=recipe, output=output, as_json=json)
+        import_log(configuration, config, asked, recipe=recipe, output=output, force=force, as_json=json)
         return
     run = imported(configuration, sequence=asked.training.sequence)
     run = run._replace(facts=run.facts | _option_facts(asked))
@@ -106,7 +107,7 @@ def import_command(  # long: the command's options
     path = Path(_file_name(run.name) if output is None else output)
     if path.suffix != ".toml":
         raise InputError("not a run file's name", got=str(path), allowed="one ending in .toml", where="--output")
-    is_new = write_new(path, text)
+    is_new = write_new(path, text, force=force)
     try:
         ranks = asked_run(load(path), asked.training, on=None, ranks=None).ranks
     except InputError:  # options and a borrowed recipe may exclude each other: no file stays that no command reads

@@ -16,7 +16,7 @@ from suite.report.terminal.tables import console, print_folded
 
 
 def import_log(
-    log: Path, config: Path | None, asked: Asked, *, recipe: str | None, output: str | None, as_json: bool
+    log: Path, config: Path | None, asked: Asked, *, recipe: str | None, output: str | None, force: bool, as_json: bool
 ) -> None:
     """Write the row of a log, and print where its numbers come from and the command that reads it.
 
@@ -34,7 +34,7 @@ def import_log(
     path = Path(f"{log.stem}.csv" if output is None else output)
     if path.suffix != ".csv":
         raise InputError("not a table's name", got=str(path), allowed="one ending in .csv", where="--output")
-    write_new(path, row_text(row))
+    write_new(path, row_text(row), force=force)
     if as_json:
         print_json({"table": str(path), "cells": row.cells, "notes": row.notes})
         return

@@ -15,6 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
+from suite.commands.new_file import Force
 from suite.commands.options import JsonWithProgress, command_of, print_json
 from suite.job.corpus import Corpus, tokenised_documents
 from suite.job.events import Event
@@ -74,6 +75,7 @@ class LadderOptions(msgspec.Struct, frozen=True, kw_only=True):
         Path | None,
         typer.Option(readable=False, help="Directory for RUNG.json, a trace of two steps of each: --traces /tmp/t."),
     ] = None
+    force: Force = False
     hosts: Annotated[
         str | None,
         typer.Option(help="Two hosts for ddp-hosts that ssh enters without a password: --hosts node1,node2."),
@@ -93,7 +95,7 @@ GROUPS = {
     "Which rungs": ("rungs", "track", "start", "ablated", "leave_one_out"),
     "Machine and hosts": ("device", "hosts", "interface"),
     "Training": ("repeat", "seed", "corpus", "may_calibrate"),
-    "Output": ("results", "traces", "json"),
+    "Output": ("results", "traces", "force", "json"),
 }
 
 
@@ -130,7 +132,7 @@ def ladder_command(asked: LadderOptions) -> None:
         raise typer.Exit(_reported(nothing, "none: nothing ran", json=asked.json))
     for rung in RUNGS:
         if rung.name in chosen and (path := trace_of(asked.traces, rung)) is not None:
-            checked_trace(path, ranks=1, device=kind, steps=STEPS, where="--traces")
+            checked_trace(path, ranks=1, device=kind, steps=STEPS, force=asked.force, where="--traces")
     end_as_interrupted()
     target, tokens, texts = _fitted_with_corpus(target, asked.corpus)
     ladder_run = LadderRun(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,13 @@ from reference_runs.errors import InputError
 
 STDOUT = "-"  # as the name of a file
 FORCE = "--force"
-Force = Annotated[bool, typer.Option(FORCE, help="Overwrite files that exist.")]
+_OVERWRITES = "Overwrite files that exist."
+Force = Annotated[bool, typer.Option(FORCE, help=_OVERWRITES)]
+
+
+def forced(panel: str) -> Any:
+    """The same option under a heading of --help."""
+    return Annotated[bool, typer.Option(FORCE, help=_OVERWRITES, rich_help_panel=panel)]
 
 
 def check_new(path: Path | None, option: str, *, force: bool) -> None:
@@ -27,7 +33,7 @@ def check_new(path: Path | None, option: str, *, force: bool) -> None:
         return
     try:
         if path.is_dir():
-            raise InputError("cannot write: it is a directory", got=str(path), allowed="a file's name", where=option)
+            raise InputError("cannot write: Is a directory", got=str(path), where=option)
         if path.exists() and not path.is_file():
             writable = os.access(path, os.W_OK)
         elif os.path.lexists(path):

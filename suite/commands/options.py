@@ -1,4 +1,4 @@
-"""Shared by several commands: options, command lines made from structs, JSON lines, the check of files written last."""
+"""Shared by several commands: options, command lines made from structs, JSON lines."""
 
 from __future__ import annotations
 
@@ -128,21 +128,3 @@ def exit_code(*, any_record: bool, damaged: bool) -> int:
     if damaged:
         return exit_codes.BAD_INPUT
     return exit_codes.PASS if any_record else exit_codes.INCONCLUSIVE
-
-
-def check_writable(file: Path | None, where: str) -> None:
-    """Check that a file can be written when the work is done, and leave it as it is.
-
-    Raises:
-        InputError: it cannot.
-    """
-    if file is None:
-        return
-    existed = file.exists()
-    try:
-        with file.open("ab"):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
-    if not existed:
-        file.unlink()

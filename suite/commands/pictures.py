@@ -8,7 +8,7 @@ from pathlib import Path
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from reference_runs.run import Workload
-from suite.commands.options import check_writable
+from suite.commands.new_file import check_new
 from suite.job.pipeline_passes import PipelineTimes
 from suite.machine.packages import require
 from suite.metrics.figures import Figure
@@ -17,15 +17,15 @@ from suite.report.schedule import launch_panels
 SCHEDULE = "--schedule"
 
 
-def check_picture(picture: Path | None, option: str) -> None:
+def check_picture(picture: Path | None, option: str, *, force: bool) -> None:
     """Refuse a picture that could not be drawn when the work is done.
 
     Raises:
         InputError: it cannot be written, matplotlib is missing, or the name is no PNG's.
     """
-    check_writable(picture, option)
     if picture is None:
         return
+    check_new(picture, option, force=force)
     if picture.suffix != ".png":
         raise InputError("not a picture's name", got=str(picture), allowed="a file ending in .png", where=option)
     require("matplotlib")

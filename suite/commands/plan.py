@@ -12,6 +12,7 @@ from reference_runs.errors import InputError
 from reference_runs.machine_model import machine_model
 from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
+from suite.commands.new_file import forced
 from suite.commands.options import print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
@@ -122,6 +123,7 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    force: forced(OUTPUT_PANEL) = False,  # type: ignore[valid-type]  # an annotation that a function makes
     json: JsonOutput = False,
 ) -> None:
     """Search the layouts of a training: the fastest that fit, what they cost, what binds them and what would help.
@@ -149,7 +151,7 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     if budget is not None and price is None:
         raise InputError("needs the price of an accelerator hour", allowed="--price too", where="--budget")
     check_alone(export, {"--json": json, "--numbers": numbers, "--picture": picture, "--goodput": with_failures})
-    check_picture(picture, "--picture")
+    check_picture(picture, "--picture", force=force)
     chosen = None
     if export is not None:
         from suite.report.export.formats import export_format

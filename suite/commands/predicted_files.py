@@ -13,7 +13,7 @@ import typer
 from reference_runs.errors import InputError
 from reference_runs.run import Workload
 from reference_runs.stack import NO_KEEPING
-from suite.commands.new_file import FORCE, check_new, check_new_directory
+from suite.commands.new_file import check_new, check_new_directory, forced
 from suite.commands.options import with_parameters
 from suite.predict.analytic.machine import Machine
 from suite.predict.plan.predicted_run import Predicted
@@ -59,7 +59,7 @@ _SHARED: dict[str, tuple[Any, object]] = {
         ],
         None,
     ),
-    "force": (Annotated[bool, typer.Option(FORCE, help="Overwrite files that exist.", rich_help_panel=PANEL)], False),
+    "force": (forced(PANEL), False),
 }
 
 

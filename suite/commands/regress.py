@@ -17,7 +17,8 @@ from rich.text import Text
 from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
-from suite.commands.options import check_writable, name_left_out, print_json
+from suite.commands.new_file import Force, check_new
+from suite.commands.options import name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import OutOfTimeError, check_interrupted, check_minutes, end_as_interrupted, time_limit
 from suite.launch.rank_starts import check_rank_starts
@@ -97,6 +98,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     junit_file: Annotated[
         Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit regress.xml.")
     ] = None,
+    force: Force = False,
     markdown_file: Annotated[
         Path | None,
         typer.Option("--markdown", readable=False, help='Append a summary: --markdown "$GITHUB_STEP_SUMMARY".'),
@@ -121,8 +123,8 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         allowed = f"above 0, as in 0.1, and up to {MOST_LIMIT:g}"
         raise InputError("slow-down that has to be seen", got=limit, allowed=allowed, where="--limit")
     _check_excluding(asked, python=python, until_decided=until_decided, reference=reference, accepts=accepts)
-    check_writable(junit_file, "--junit")
-    check_writable(markdown_file, "--markdown")
+    check_new(junit_file, "--junit", force=force)
+    check_new(markdown_file, "--markdown", force=True)  # to which a summary is appended
     if KERNELS in asked:
         compared = [_kernels(results, reference, limit)]
         raise typer.Exit(_reported(Outcome(compared, _exit_code(compared)), json, junit_file, markdown_file))

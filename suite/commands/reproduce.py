@@ -116,7 +116,7 @@ def _check_launches(request: Request) -> None:
     ):
         if is_given and launches > 1:
             raise InputError(f"{what} of one launch", got=f"--launches {launches}", allowed="1", where=where)
-    check_picture(request.schedule, SCHEDULE)
+    check_picture(request.schedule, SCHEDULE, force=request.force)
 
 
 def _launched(planned: Plan, trace: StepTrace | None, request: Request, messages: Console) -> Iterator[LaunchResult]:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from reference_runs.quantities import MOST
 from suite.commands import exit_codes
+from suite.commands.new_file import Force, check_new
 from suite.commands.options import Json, Machine, Results, Run, Since, Statuses, exit_code, name_left_out, print_json
 from suite.machine.packages import require
 from suite.metrics.figures import Quantity
@@ -132,6 +133,7 @@ def export_command(
     format_: Annotated[
         str, typer.Option("--format", help="csv, parquet (needs pyarrow), pytorch-benchmark, bencher or asv.")
     ] = "csv",
+    force: Force = False,
     run: Run = None,
     machine: Machine = None,
     status: Statuses = None,
@@ -151,6 +153,8 @@ def export_command(
     if format_ not in (*FORMATS, *SERVICES):
         allowed = ", ".join((*FORMATS, *SERVICES))
         raise InputError("unknown format", got=repr(format_), allowed=allowed, where="--format")
+    if format_ != "asv":  # of which new files join a directory
+        check_new(out, "--out", force=force)
     require("pandas", *(("pyarrow",) if format_ == "parquet" else ()))
     start = None if since is None else moment(since, where="--since")
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), since=start)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.commands import exit_codes
+from suite.commands.new_file import Force
 from suite.commands.options import Json, Results, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined, draw_launch
 from suite.job.slice import slowest
@@ -42,6 +43,7 @@ def show_command(
         Path | None,
         typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
     ] = None,
+    force: Force = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Print each GPU kernel of a profiled step.")] = False,
     results: Results = RESULTS,
     json: Json = False,
@@ -52,7 +54,7 @@ def show_command(
 
     Exit codes: 0 shown, 2 no such record, several, or a damaged one.
     """
-    check_picture(schedule, SCHEDULE)
+    check_picture(schedule, SCHEDULE, force=force)
     whole = read(record_path(results, record))
     check_pipelined(schedule, whole.begin.job.layout)
     if json:

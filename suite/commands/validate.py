@@ -12,7 +12,8 @@ from reference_runs.machine_model import chosen_edition
 from reference_runs.published import load_table
 from reference_runs.published_tables import held_out_tables, proxy_tables, shipped_tables
 from suite.commands import exit_codes
-from suite.commands.options import check_writable, print_json
+from suite.commands.new_file import check_new, forced
+from suite.commands.options import print_json
 from suite.commands.training_options import asks_edition
 from suite.machine.packages import require
 from suite.predict.validation.proxies import proxy_pairs
@@ -90,6 +91,7 @@ def validate(
     plot: Plot = None,
     write: Written = None,
     as_read: AsRead = None,
+    force: forced(_WRITTEN) = False,  # type: ignore[valid-type]  # an annotation that a function makes
     proxies: Proxies = False,
     layouts: Layouts = False,
     json: Json = False,
@@ -125,7 +127,7 @@ def validate(
         return
     _check_one_table(tables or [], written)
     for option, target in {**written, "--plot": plot}.items():
-        check_writable(target, option)  # before the first of them is written
+        check_new(target, option, force=force)  # before the first of them is written
     loaded = [load_table(path) for path in tables or [*shipped_tables(), *held_out_tables()]]
     shown = every_table or bool(tables)
     scored = [(table.facts, table_score(table, worst=worst, frameworks=shown)) for table in loaded]

@@ -57,7 +57,9 @@ def check_no_slice(request: Request) -> None:
         raise InputError("of a slice alone", allowed="NAME-slice, or --slice", where=", ".join(names))
 
 
-def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:
+def checked_trace(
+    path: Path, *, ranks: int, device: str, steps: int, force: bool = False, where: str = "--trace"
+) -> Path:
     """`path`, absolute, where every rank can write a trace of its profiled steps; `where` is its option.
 
     Raises:
@@ -76,8 +78,9 @@ def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str
         raise InputError("cannot write there", got=str(path.parent), allowed="a writable directory", where=where)
     written = (trace_path, memory_snapshot_path) if device == "cuda" else (trace_path,)
     for name in [path_of(str(whole), rank) for path_of in written for rank in range(ranks)]:
-        if os.path.lexists(name):
-            raise InputError("the file exists, and is not overwritten", got=name, allowed="a new name", where=where)
+        if Path(name).is_dir() or (os.path.lexists(name) and not force):
+            allowed = "a new name, or --force"
+            raise InputError("the file exists, and is not overwritten", got=name, allowed=allowed, where=where)
     return whole
 
 

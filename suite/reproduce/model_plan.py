@@ -36,7 +36,7 @@ KNOWN = frozenset(
     (
         *("name", "mini", "ranks", "layout", "device", "compiled", "share_devices", "global_batch", "sequence"),
         *("micro_batch", "steps", "launches", "seed", "corpus", "trace", "results", "may_calibrate", "every_figure"),
-        "json",
+        *("force", "json"),
     )
 )
 LEARNING_RATE = 1e-3  # of PyTorch's AdamW, as all its settings
@@ -96,7 +96,8 @@ def model_plan(request: Request) -> tuple[Plan, StepTrace]:
         compiled=compiled,
         steps=request.steps,
         seed=request.seed,
-        trace=request.trace and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps),
+        trace=request.trace
+        and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps, force=request.force),
         changes=(*shared, *eager),
         shares_devices=shares,
         model=asked,

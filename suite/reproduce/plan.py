@@ -191,7 +191,8 @@ def plan(request: Request) -> Plan:
         steps=request.steps,
         seed=request.seed,
         learns=subject.is_miniature,
-        trace=request.trace and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps),
+        trace=request.trace
+        and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps, force=request.force),
         kernels=kernels,
         averaging=averaging,
         exact_steps=exact_steps,

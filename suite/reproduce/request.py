@@ -157,6 +157,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Path | None,
         typer.Option(readable=False, help="Picture of a pipeline's passes, predicted and below it measured: FILE.png."),
     ] = None
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False
     engine: Annotated[
         str | None, typer.Option(help="slurm: start ranks on the nodes of a scheduler; see docs/slurm.md.")
     ] = None
@@ -211,5 +212,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Checkpoints": ("checkpoint_every", "resume", "max_restarts"),
     "Nodes of a scheduler": ("engine", "nodes", "ranks_per_node", "partition", "node_list"),
-    "Measurement and output": (*("launches", "may_calibrate", "results", "trace", "schedule", "every_figure", "json"),),
+    "Measurement and output": (
+        *("launches", "may_calibrate", "results", "trace", "schedule", "force", "every_figure", "json"),
+    ),
 }

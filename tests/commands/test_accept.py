@@ -154,7 +154,7 @@ def test_an_unequal_figure_leaves_the_node_open_after_it_was_launched_again(tmp_
         "next   exact figures: software: another amount of work than predicted: install the versions that predictions "
         "are of"
     )
-    again = f"accept --only 0,7,12 --junit {file} --results {tmp_path}"
+    again = f"accept --only 0,7,12 --junit {file} --force --results {tmp_path}"
     assert lines[-1].startswith("then   ")
     assert "drain" not in lines[-1]
     assert sorted(lines[-1].partition("accept")[2].split()) == sorted(again.removeprefix("accept").split())

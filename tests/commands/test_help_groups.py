@@ -54,5 +54,5 @@ def test_a_shared_option_has_the_heading_of_each_command(capsys: pytest.CaptureF
 
 def test_options_of_commands_without_a_struct_are_in_groups_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = sections(capsys, "validate")
-    assert found["Files to write"] == ["--plot", "--write", "--as-read"]
+    assert found["Files to write"] == ["--plot", "--write", "--as-read", "--force"]
     assert found["Other comparisons"] == ["--proxies", "--layouts"]

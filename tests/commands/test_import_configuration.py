@@ -96,8 +96,11 @@ def test_json_says_what_was_written(configuration, answered):
 
 REFUSED = [
     ("--output run.txt", "--output: not a run file's name; got run.txt, allowed: one ending in .toml\n"),
-    ("--output here.toml", "--output: the file exists, and is not overwritten; got here.toml, allowed: a new name\n"),
-    ("--output none/a.toml", "--output: cannot write there: No such file or directory; got none/a.toml\n"),
+    (
+        "--output here.toml",
+        "--output: the file exists, and is not overwritten; got here.toml, allowed: a new name, or --force\n",
+    ),
+    ("--output none/a.toml", "--output: cannot write: No such file or directory; got none/a.toml\n"),
     ("--json --output -", "--output: the run file itself goes to stdout; allowed: a file\n"),
 ]
 

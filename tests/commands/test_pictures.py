@@ -29,4 +29,5 @@ def test_a_recorded_pipeline_is_drawn_and_a_record_without_pipeline_refused(tmp_
     show = ["results", "show", "--results", str(tmp_path), "--json", "--schedule", str(picture)]
     assert said(*show, "00000001").count("\n") == 1
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "a schedule is of pipeline stages; got" in refused(*show, "00000002")
+    assert "a schedule is of pipeline stages; got" in refused(*show, "--force", "00000002")
+    assert "the file exists, and is not overwritten" in refused(*show, "00000001")

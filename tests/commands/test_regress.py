@@ -276,7 +276,7 @@ def test_junit_has_a_test_a_quantity_and_its_counts_add_up(machine, tmp_path):
     assert "verdict: regression" in failed["step_seconds"].text
     assert {case.get("classname") for case in cases} == {"gpt2-mini"}
     assert suite.get("skipped") == suite.get("errors") == "0"
-    assert machine.regress("--junit", str(path), run="bloom-mini") == 3  # nothing is decided
+    assert machine.regress("--junit", str(path), "--force", run="bloom-mini") == 3  # nothing is decided
     (case,) = ElementTree.parse(path).getroot().iter("testcase")
     assert (case.get("classname"), case.get("name")) == ("bloom-mini", "baseline")
     assert case.find("skipped").get("message") == "bloom-mini: not launched, no baseline"

@@ -414,11 +414,15 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
     before, fresh = path.read_bytes(), tmp_path / "fresh.csv"
     capsys.readouterr()
     for arguments, words in (
-        ([str(path), "--as-read", str(path)], "--as-read: is the table itself"),
-        ([str(tmp_path / "canonical.csv"), "--as-read", str(target)], "canonical.csv: the table has such a column"),
-        ([str(path), "--write", str(path)], "--write: is the table itself"),
+        ([str(path), "--as-read", str(path)], "--as-read: the file exists, and is not overwritten"),
+        ([str(path), "--as-read", str(path), "--force"], "--as-read: is the table itself"),
+        (
+            [str(tmp_path / "canonical.csv"), "--as-read", str(target), "--force"],
+            "canonical.csv: the table has such a column",
+        ),
+        ([str(path), "--write", str(path), "--force"], "--write: is the table itself"),
         (["--write", str(target)], "--write: is of one table"),
-        ([str(target), "--write", str(path)], "the table has such a column"),
+        ([str(target), "--write", str(path), "--force"], "the table has such a column"),
         ([str(path), "--write", str(tmp_path / "none" / "x.csv")], "--write: cannot write: No such file"),
         ([str(path), "--write", str(fresh), "--as-read", ""], "--as-read: cannot write: Is a directory"),
         ([str(path), "--write", str(fresh), "--as-read", str(tmp_path)], "--as-read: cannot write: Is a directory"),

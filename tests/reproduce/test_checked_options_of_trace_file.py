@@ -39,7 +39,8 @@ def test_a_file_of_any_rank_that_exists_is_refused_and_kept(tmp_path, refused):
     for name in ("a.json", "a.rank1.json"):
         (tmp_path / name).write_text("mine")
         line = refused("--trace", str(tmp_path / "a.json"))
-        assert line == f"--trace: the file exists, and is not overwritten; got {tmp_path}/{name}, allowed: a new name"
+        words = f"--trace: the file exists, and is not overwritten; got {tmp_path}/{name}, allowed: a new name"
+        assert line == f"{words}, or --force"
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
 

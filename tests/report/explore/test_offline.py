@@ -39,7 +39,7 @@ def test_a_file_that_is_too_large_is_refused_and_not_written(
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for run, path, words in (
         ("gpt-neox-20b", "page.txt", "expected a file ending in .html"),
-        ("gpt-neox-20b", "nowhere/page.html", "no such directory"),
+        ("gpt-neox-20b", "nowhere/page.html", "cannot write: No such file or directory"),
         ("mixtral-8x7b", "page.html", "no layout and machine are recorded"),
         ("bloom-mini", "page.html", "is for recorded runs"),
     ):
