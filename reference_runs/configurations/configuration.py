@@ -58,6 +58,7 @@ class TrainingConfiguration(NamedTuple):
         accumulation: micro-batches of a rank and step.
         shorter: whether samples may be shorter than the sequence, as they are where they are not packed.
     launcher_shards: whether the program that launches it may shard state too, as `accelerate launch` does.
+    chunked_loss: whether logits and their gradients are computed in parts, so that they are never whole.
     undescribed: what makes its memory smaller in a way that nothing here describes.
     refused: reasons why the software itself refuses the file.
         notes: what the verdict rests on.
@@ -96,6 +97,7 @@ class TrainingConfiguration(NamedTuple):
     adapters: ConfiguredAdapters | None = None
     shorter: bool = False
     launcher_shards: bool = False
+    chunked_loss: bool = False
     undescribed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -78,6 +78,7 @@ def torchtitan(keys: Keys, model: Mapping[str, Any] | None = None) -> TrainingCo
         batch=batch,
         sequence=sequence,
         precision=_precision(keys),
+        chunked_loss=(keys.count("loss.num_chunks") or 1) > 1,
         refused=tuple(_refusals(local, micro_batch, sequence, tensors, contexts)),
         notes=("selective recomputation as of every operator",) if _every_layer(keys) else (),
     )

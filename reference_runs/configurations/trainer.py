@@ -187,6 +187,7 @@ def torchtune(keys: Keys, path: Path) -> TrainingConfiguration:
         moments=Moments.FP8 if "8bit" in optimizer else Moments.FP32,
         optimizer=Optimizer.SGD if optimizer.endswith("SGD") else None,
         adapters=ConfiguredAdapters(keys.count("model.lora_rank") or 8, tuned == "qlora") if tuned else None,
+        chunked_loss=any(word in keys.text("loss._component_") for word in ("Chunked", "LinearCrossEntropy")),
         undescribed=tuple(unlike),
     )
 
@@ -230,10 +231,13 @@ def nanotron(keys: Keys) -> TrainingConfiguration:
 
 
 _SMALLER_TUNED = ("enable_activation_offloading", "optimizer_in_bwd")
+_CHUNKED = (  # keys of a loss whose logits are never whole
+    *("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy"),
+    *("enable_liger_kernel", "use_liger_kernel"),
+)
 _SMALLER = (  # keys that make memory smaller in a way of their own
-    *("cut_cross_entropy", "liger_fused_linear_cross_entropy", "enable_liger_kernel", "use_liger_kernel"),
     *("quantize_moe_experts", "use_kt", "use_badam", "use_galore", "use_apollo", "tiled_mlp", "layer_offloading"),
-    *("chunked_cross_entropy", "use_adam_mini", "lisa_n_layers", "unfrozen_parameters", "activation_offloading"),
+    *("use_adam_mini", "lisa_n_layers", "unfrozen_parameters", "activation_offloading"),
 )
 _LLAMA_OF_NANOTRON = {"tie_word_embeddings": False}
 
@@ -271,6 +275,7 @@ def _common(keys: Keys, path: Path, *, micro: str, software: Framework) -> Train
         moments=Moments.FP8 if "8bit" in name else Moments.FP32,
         optimizer=Optimizer.SGD if name.startswith(_STATELESS) else None,
         launcher_shards=stage < 3,
+        chunked_loss=any(keys.flag(name) for name in _CHUNKED),
         undescribed=tuple(_smaller(keys)),
         notes=(*notes, *(f"{name}: counted as without moments" for _ in range(name.startswith(_STATELESS)))),
     )

@@ -23,7 +23,7 @@ from reference_runs.layout import Layout, layout_text
 from reference_runs.regular_file import typed_text
 from reference_runs.run import ReferenceRun
 from reference_runs.stack import stack
-from suite.predict.analytic.memory_uncertainty import Fitting, MemoryVerdict
+from suite.predict.analytic.memory_uncertainty import Fitting, MemoryVerdict, PeakKind, peak_uncertainty
 from suite.predict.plan.asked import USUAL_ACCELERATOR, AskedTraining
 from suite.predict.plan.configured_training import (
     Judged,
@@ -36,6 +36,7 @@ from suite.predict.plan.configured_training import (
 
 MOST_FILES = 20_000
 GIB = 2**30
+LOGIT_BYTES = 12  # of a logit, at most: in 16 bits and in fp32, and the gradient of each
 SHORT = 512  # tokens of a sample of instructions that is not packed: most are shorter
 _WITHOUT_MODEL = (Framework.DEEPSPEED, Framework.ACCELERATE, Framework.TRAINER)  # whose files need not name one
 
@@ -238,13 +239,20 @@ def _with_memory(
         verdict, why = AuditVerdict.NOT_JUDGED, "memory: fits if all is computed again, and not if nothing is"
     elif len(kinds) > 1:
         why = "; ".join(part for part in (why, f"as with recompute-{kind}") if part)
-    if verdict is AuditVerdict.CANNOT and (unsure := _unsure(of, layout, model, device)):
+    if verdict is AuditVerdict.CANNOT and (unsure := _unsure(of, layout, model, device, found)):
         verdict, why = AuditVerdict.NOT_JUDGED, f"{why}; {unsure}"
     return replace(row, verdict=verdict, why=why, **found._asdict())
 
 
-def _unsure(of: TrainingConfiguration, layout: Layout, model: ReferenceRun, device: Accelerator) -> str:
+def _unsure(of: TrainingConfiguration, layout: Layout, model: ReferenceRun, device: Accelerator, found: Judged) -> str:
     """Why a training of too much memory may run nevertheless: by data, launcher or switches; empty: it cannot."""
+    if of.chunked_loss:
+        tokens = of.micro_batch * (of.sequence or model.architecture.sequence) // layout.context_parallel
+        rows = model.architecture.padded_vocabulary // layout.tensor_parallel
+        less = max(1.0, found.peak_bytes - LOGIT_BYTES * tokens * rows)
+        spread = peak_uncertainty(PeakKind.FORMULA).fitting(less, found.usable_bytes)
+        if spread.verdict is not MemoryVerdict.NOT:
+            return "less with its chunked loss, which is not described"
     if of.undescribed:
         return f"less with {', '.join(of.undescribed)}, which is not described"
     changes: dict[str, Any] = (

@@ -131,6 +131,17 @@ def test_replicated_state_that_a_launcher_may_shard_and_short_samples_are_not_re
     assert "fits at 512 tokens a sample" in row.why
 
 
+def test_a_chunked_loss_leaves_open_what_its_logits_alone_exceed_and_nothing_else(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 8192\nsample_packing: true\nmicro_batch_size: 8\n"
+    text += "gradient_checkpointing: true\nfsdp_config: {offload_params: false}\n"
+    assert _row(tmp_path, "a.yml", text, Filling(ranks=8)).verdict is AuditVerdict.CANNOT
+    row = _row(tmp_path, "b.yml", f"{text}cut_cross_entropy: true\n", Filling(ranks=8))
+    assert row.verdict is AuditVerdict.NOT_JUDGED
+    assert "chunked loss" in row.why
+    large = f"{text}cut_cross_entropy: true\n".replace("0.5B", "72B")
+    assert _row(tmp_path, "c.yml", large, Filling(ranks=8)).verdict is AuditVerdict.CANNOT
+
+
 def test_adapters_beside_four_bits_need_less_than_beside_sixteen(tmp_path: Path) -> None:
     text = "base_model: meta-llama/Llama-3.1-70B\nsequence_len: 2048\nsample_packing: true\nmicro_batch_size: 1\n"
     text += "gradient_checkpointing: true\n"
