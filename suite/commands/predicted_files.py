@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -117,14 +118,21 @@ class PredictedFiles(NamedTuple):
         """
         lines = []
         if self.timeline is not None:
+            since = _Clocks.now()
             self._write_timeline(self.timeline, name, predicted)
-            lines.append(_written("timeline", self.timeline, "open it at https://ui.perfetto.dev"))
+            words = "open it at https://ui.perfetto.dev"
+            lines.append(f"timeline {self.timeline} ({_size([self.timeline])}, {since.spent}): {words}")
         if self.memory_snapshot is not None:
+            since = _Clocks.now()
             _write_snapshot(self.memory_snapshot, name, predicted)
             words = "drop it onto https://docs.pytorch.org/memory_viz"
-            lines.append(_written("memory snapshot", self.memory_snapshot, words))
+            size = _size([self.memory_snapshot])
+            lines.append(f"memory snapshot {self.memory_snapshot} ({size}, {since.spent}): {words}")
         if self.chakra is not None:
-            lines.append(_write_chakra(self.chakra, name, predicted))
+            since = _Clocks.now()
+            written, of = _write_chakra(self.chakra, name, predicted)
+            files = f"{len(written)} files, {_size(written)}"
+            lines.append(f"execution traces {self.chakra} ({files}, {since.spent}): of {of}")
         return lines
 
     def _write_timeline(self, path: Path, name: str, predicted: Predicted) -> None:
@@ -164,8 +172,8 @@ def _write_snapshot(path: Path, name: str, predicted: Predicted) -> None:
         raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_SNAPSHOT) from error
 
 
-def _write_chakra(directory: Path, name: str, predicted: Predicted) -> str:
-    """Write a trace for each rank, or of many ranks for the first of each stage; the line that says so."""
+def _write_chakra(directory: Path, name: str, predicted: Predicted) -> tuple[list[Path], str]:
+    """Write a trace for each rank, or of many ranks for the first of each stage; the files, and of which ranks."""
     from suite.predict.timeline.chakra_files import write_traces
     from suite.predict.timeline.execution_trace import execution_traces
     from suite.predict.timeline.rank_timeline import rank_timelines
@@ -180,9 +188,7 @@ def _write_chakra(directory: Path, name: str, predicted: Predicted) -> str:
         written = write_traces(directory, traces)
     except OSError as error:
         raise InputError(f"cannot write: {error.strerror}", got=str(directory), where=_CHAKRA) from error
-    size = sum(path.stat().st_size for path in written) / 1e6
-    of = "each rank" if len(traces) == layout.ranks else "the first rank of each stage"
-    return f"execution traces {directory} ({len(traces)} files, {size:,.1f} MB): of {of}"
+    return written, "each rank" if len(traces) == layout.ranks else "the first rank of each stage"
 
 
 def _timed(predicted: Predicted, name: str, option: str) -> tuple[Workload, Machine]:
@@ -199,8 +205,26 @@ def _timed(predicted: Predicted, name: str, option: str) -> tuple[Workload, Mach
     return Workload(run.architecture, run.recipe, layout), machine.machine
 
 
-def _written(what: str, path: Path, words: str) -> str:
-    return f"{what} {path} ({path.stat().st_size / 1e6:,.1f} MB): {words}"
+class _Clocks(NamedTuple):
+    """Seconds of the wall clock and of the processor."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> _Clocks:
+        """Both clocks now."""
+        return cls(time.perf_counter(), time.process_time())
+
+    @property
+    def spent(self) -> str:
+        """Words on the time since then."""
+        wall, processor = time.perf_counter() - self.wall, time.process_time() - self.processor
+        return f"{wall:,.1f} s, {processor:,.1f} s of CPU"
+
+
+def _size(paths: list[Path]) -> str:
+    return f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
 
 
 def asks_files(command: Callable[..., None]) -> Callable[..., None]:

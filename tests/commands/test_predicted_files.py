@@ -17,6 +17,8 @@ from suite.__main__ import main
 from suite.metrics.figures import StepTerm
 from suite.paths import RECORDED_H100
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_PEAK
+from tests.support.page_records import record
+from tests.support.pipeline_times import pipelined_job
 
 CASES = {
     "no pipeline": "gpt2-124m",
@@ -180,6 +182,29 @@ def test_the_terms_of_a_record_without_a_trace_stand_next_to_the_prediction(answ
     (process,) = [process for process, name in names.items() if name.startswith("measured: ")]
     found = {event["name"]: event["dur"] / 1e6 for event in slices[process]}
     assert found == pytest.approx({term: seconds for term, seconds in terms.items() if seconds > 0}, abs=1e-12)
+
+
+def test_the_passes_of_a_recorded_pipeline_stand_next_to_the_prediction(answer, tmp_path):
+    record(tmp_path, pipelined_job("pp2,1f1b"), 1)
+    (begin,) = tmp_path.rglob("*.begin.json")
+    end = begin.with_name(begin.name.replace("begin", "end"))
+    entry = json.loads(end.read_text(encoding="utf-8"))
+    passes = {rank: [["F", rank, 0, 10 * rank, 10 * rank + 7], ["B", rank, 0, 30, 50 - rank]] for rank in range(2)}
+    for rank, times in passes.items():
+        entry["ranks"][rank]["pipeline_times"] = {"medians": [], "step": 3, "passes": times, "between_seconds": 0.1}
+    end.write_text(json.dumps(entry), encoding="utf-8")
+    path = tmp_path / "step.json"
+    answer("gpt2-124m", "--timeline", str(path), "--against", str(begin))
+    slices, names, _ = read_trace(path)
+    measured = {process: name for process, name in names.items() if name.startswith("measured: ")}
+    assert [name.partition("stage ")[2] for _, name in sorted(measured.items())] == ["0, rank 0", "1, rank 1"]
+    for (process, _), expected in zip(sorted(measured.items()), passes.values(), strict=True):
+        found = [
+            ["FB"[event["name"] == "step: backward"], *(event["args"][key] for key in ("chunk", "micro_batch")), *times]
+            for event in slices[process]
+            for times in [(event["ts"], event["ts"] + event["dur"])]
+        ]
+        assert found == expected
 
 
 REFUSED = {
