@@ -1,7 +1,9 @@
 """Matrix multiplications by cuBLASLt, with its epilogues and the choice among its algorithms.
 
 The library is the one that PyTorch's CUDA build has loaded, called through ctypes: a node needs no compiler, header or
-package for it. Handles, enumerations and calls of its interface have been stable since CUDA 11.
+package for it. Handles, enumerations and calls of its interface have been stable since CUDA 11. The libraries
+of nvidia-cublas-cu12 12.8.5 and nvidia-cublas 13.1.0 take the descriptions below and read them back (without a GPU,
+2026-11-30).
 
 Legend, row-major as PyTorch's: out [M, N] = left [M, K] right [K, N], where either may be stored transposed. cuBLASLt's
 matrices are column-major, so that it multiplies right^T left^T: its A is right, its B is left, and the rows of its D
