@@ -42,6 +42,17 @@ def test_all_that_run_exit_with_0_and_one_that_cannot_with_1(
     assert shown.index("alone.toml") < shown.index("runs.toml") < shown.index("notes.json")
 
 
+def test_a_misspelled_name_and_the_nearest_one_are_printed_in_full(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RUNS.replace("data_parallel_shard_degree", "data_parallel_shard_degre")
+    (directory / "runs.toml").write_text(text, encoding="utf-8")
+    assert main(["fit", str(directory)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "data_parallel_shard_degre;" in shown
+    assert "data_parallel_shard_degree?" in shown
+
+
 def test_what_is_not_judged_and_an_empty_directory_exit_with_3(directory: Path, tmp_path: Path) -> None:
     (directory / "unknown.toml").write_text(RUNS.replace("llama3", "nobodys"), encoding="utf-8")
     assert main(["fit", str(directory)]) == 3

@@ -14,7 +14,7 @@ _COLOURS = {AuditVerdict.CANNOT: "bold red", AuditVerdict.NOT_JUDGED: "yellow", 
 _SHORT = {AuditVerdict.NONE: "no configuration"}
 _TITLES = ("verdict", "file", "read as", "model", "accelerators", "layout", "why")
 _USUAL = frozenset({"dp1", "tp1", "pp1", "zero0", "recompute-none", "fused", "micro1", "reduce-scatter", "1f1b"})
-_OF_MODEL, _OF_WORD = 20, 26  # letters
+_OF_MODEL = 20  # letters
 
 
 def in_order(rows: Sequence[Audited]) -> list[Audited]:
@@ -57,7 +57,7 @@ def _cells(row: Audited, letters: int) -> list[object]:
         _shortened(row.model.rpartition("/")[2], _OF_MODEL),
         f"from {number}" if row.accelerators_assumed and row.layout else number,
         ", ".join(word.removeprefix("recompute-") for word in row.layout.split(",") if word not in _USUAL),
-        " ".join(_shortened(word, _OF_WORD) for word in row.why.split(" ")),
+        row.why,
     ]
 
 
