@@ -309,7 +309,8 @@ def counted(steps: Steps) -> CountedStep:
 
 
 def host_seconds(steps: Steps, number: int) -> HostSeconds:
-    """The host's time of so many steps after two that warm up."""
+    """The host's time of so many steps after two that warm up, with one thread of PyTorch's: others spin."""
+    torch.set_num_threads(1)
     passes, updates = [], []
     for taken in range(number + 2):
         if taken == 2:
