@@ -5,7 +5,7 @@ the gradient of a row that is learned is (p - [column is the target]) / learned 
 are no tokens 0.
 Least bytes, b an element: 2 M V b: logits read, gradients written in their place; M V b where no gradient is wanted.
 The kernel reads a row twice, first for its maximum and sum, then from its end back for the gradient: 3 M V b where the
-rows in work, two a multiprocessor, do not stay in the cache (264 of 150,528 columns in bf16 are 79 MB).
+rows in work, at least two a multiprocessor, do not stay in the cache (264 of 150,528 columns in bf16 are 79 MB).
 
 An operator of torch.library that changes an argument can have no autograd formula, so a torch.autograd.Function calls
 it. What the gradient is multiplied by in the backward pass is passed to the forward pass where it is known (`scale`):
@@ -29,10 +29,9 @@ from kernels.tiles import block_of, programs_over_rows, warps_of
 
 NAME = "cross_entropy"
 IGNORED = -100  # torch.nn.functional.cross_entropy's
-MOST_BLOCK = 8192  # columns at once
+AT_ONCE = 16_384  # columns of a multiprocessor, 16 in each thread; two blocks are loaded at a time
 CACHED_BYTES = 30_000_000
-SHORT = 4096  # columns of a row that is one block
-STAGES = 3  # of the loops over blocks: two on the way while one is computed
+MOST_ROWS = 16  # of a multiprocessor
 
 
 def reference(
@@ -52,74 +51,82 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and size
     targets_ptr,
     factor_ptr,
     losses_ptr,
+    M,
     V,
     vocabulary,
     ignore_index,
     GRADIENT: tl.constexpr,
-    LOOPS: tl.constexpr,
-    STAGES: tl.constexpr,
     VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
-    REST: tl.constexpr,
+    HAS_REST: tl.constexpr,
 ):
-    # Whole blocks of tokens need no mask and are loaded ahead; what is left of the vocabulary is read once and kept.
+    # Whole blocks of tokens need no mask. Each thread has a maximum and a sum of its own for neighbouring values, which
+    # come in one load: threads wait for each other once a row.
     V = V // VECTOR * VECTOR  # the same number: what the compiler knows of it decides how wide loads are
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * V
     columns = tl.arange(0, BLOCK)
-    whole_blocks = vocabulary // BLOCK if LOOPS else 0
-    after = whole_blocks * BLOCK + REST  # from here on no column is a token
-    target = tl.load(targets_ptr + row)
-    if target == ignore_index:
-        tl.store(losses_ptr + row, 0.0)
-        after = 0
-    else:
-        exists = (target >= 0) & (target < vocabulary)
-        # loaded before the reductions below, after which it is overwritten
-        at_target = tl.load(logits_ptr + target, mask=exists, other=float("nan")).to(tl.float32)
-        top = float("-inf")
-        total = 0.0
-        if REST > 0:
-            rest = whole_blocks * BLOCK + tl.arange(0, REST)
-            aligned = (vocabulary + 15) // 16 * 16  # columns that are read, so that loads of 16 bytes remain
-            kept = tl.load(logits_ptr + rest, mask=(rest < V) & (rest < aligned), other=float("-inf"))
-            kept = tl.where(rest < vocabulary, kept.to(tl.float32), float("-inf"))
-            top = tl.max(kept, axis=0)
+    rest = vocabulary // BLOCK * BLOCK  # from here on blocks are not whole
+    for number in tl.range(tl.program_id(0), M, tl.num_programs(0), num_stages=1):
+        row = tl.cast(number, tl.int64)
+        row_ptr = logits_ptr + row * V
+        after = rest + BLOCK * HAS_REST  # from here on no column is a token
+        target = tl.load(targets_ptr + row)
+        if target == ignore_index:
+            tl.store(losses_ptr + row, 0.0)
+            after = 0
+        else:
+            exists = (target >= 0) & (target < vocabulary)
+            # loaded before the reductions below, after which it is overwritten
+            at_target = tl.load(row_ptr + target, mask=exists, other=float("nan")).to(tl.float32)
+            tops = tl.full([BLOCK // VECTOR], float("-inf"), dtype=tl.float32)
+            totals = tl.zeros([BLOCK // VECTOR], dtype=tl.float32)
+            for first in tl.range(0, rest, BLOCK, num_stages=1, loop_unroll_factor=2):
+                x = tl.load(row_ptr + first + columns).to(tl.float32)
+                tops, totals = _with_values(tops, totals, x, VECTOR)
+            if HAS_REST:
+                tops, totals = _with_values(tops, totals, _rest(row_ptr, rest + columns, V, vocabulary), VECTOR)
+            top = tl.max(tops, axis=0)
             anchor = tl.where(top == float("-inf"), 0.0, top)  # the difference of two infinities is no number
-            total = tl.sum(exp(kept - anchor), axis=0)
-        if LOOPS:
-            totals = tl.zeros([BLOCK], dtype=tl.float32)
-            shrunk = 1.0  # by how much the rest's sum shrank as the maximum grew
-            for number in tl.range(0, whole_blocks, num_stages=STAGES):
-                x = tl.load(logits_ptr + number * BLOCK + columns).to(tl.float32)
-                higher = tl.maximum(top, tl.max(x, axis=0))
-                anchor = tl.where(higher == float("-inf"), 0.0, higher)
-                lower = exp(top - anchor)
-                totals = totals * lower + exp(x - anchor)
-                shrunk *= lower
-                top = higher
-            total = total * shrunk + tl.sum(totals, axis=0)
-        tl.store(losses_ptr + row, top + tl.log(total) - at_target)
-        if GRADIENT:
-            factor = tl.load(factor_ptr)
-            factor = tl.where(exists, factor, float("nan"))
-            share = factor / total
-            if LOOPS:  # backwards: what was read last is nearest
-                for number in tl.range(0, whole_blocks, num_stages=STAGES):
-                    places = (whole_blocks - 1 - number) * BLOCK + columns
-                    x = tl.load(logits_ptr + places).to(tl.float32)
+            total = tl.sum(totals * exp(tops - anchor), axis=0)
+            tl.store(losses_ptr + row, top + tl.log(total) - at_target)
+            if GRADIENT:
+                factor = tl.load(factor_ptr)
+                factor = tl.where(exists, factor, float("nan"))
+                share = factor / total
+                if HAS_REST:
+                    places = rest + columns
+                    x = _rest(row_ptr, places, V, vocabulary)
+                    gradient = tl.where(places < vocabulary, exp(x - top) * share, 0.0)
+                    tl.store(row_ptr + places, gradient.to(logits_ptr.dtype.element_ty), mask=places < V)
+                # backwards: what was read last is nearest
+                for first in tl.range(0, rest, BLOCK, num_stages=1, loop_unroll_factor=2):
+                    places = rest - BLOCK - first + columns
+                    x = tl.load(row_ptr + places).to(tl.float32)
                     gradient = exp(x - top) * share
-                    tl.store(logits_ptr + places, gradient.to(logits_ptr.dtype.element_ty))
-            if REST > 0:
-                gradient = tl.where(rest < vocabulary, exp(kept - top) * share, 0.0)
-                tl.store(logits_ptr + rest, gradient.to(logits_ptr.dtype.element_ty), mask=rest < V)
-            tl.debug_barrier()  # another thread has stored the target's column
-            at_target = exp(at_target - top) * share - factor
-            tl.store(logits_ptr + target, at_target.to(logits_ptr.dtype.element_ty), mask=exists)
-    if GRADIENT:
-        nothing = tl.zeros([BLOCK], dtype=logits_ptr.dtype.element_ty)
-        for first in range(after, V, BLOCK):
-            tl.store(logits_ptr + first + columns, nothing, mask=first + columns < V)
+                    tl.store(row_ptr + places, gradient.to(logits_ptr.dtype.element_ty))
+                tl.debug_barrier()  # another thread has stored the target's column
+                at_target = exp(at_target - top) * share - factor
+                tl.store(row_ptr + target, at_target.to(logits_ptr.dtype.element_ty), mask=exists)
+        if GRADIENT:
+            nothing = tl.zeros([BLOCK], dtype=logits_ptr.dtype.element_ty)
+            for first in range(after, V, BLOCK):
+                tl.store(row_ptr + first + columns, nothing, mask=first + columns < V)
+
+
+@triton.jit
+def _with_values(tops, totals, x, VECTOR: tl.constexpr):
+    """Maxima, and sums of exp(value - maximum), with VECTOR more values each."""
+    x = tl.reshape(x, [x.shape[0] // VECTOR, VECTOR])
+    higher = tl.maximum(tops, tl.max(x, axis=1))
+    anchor = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, totals * exp(tops - anchor) + tl.sum(exp(x - anchor[:, None]), axis=1)
+
+
+@triton.jit
+def _rest(logits_ptr, columns, V, vocabulary):
+    """Logits of the last block, -inf where a column is no token."""
+    aligned = (vocabulary + 15) // 16 * 16  # columns that are read, so that loads of 16 bytes remain
+    x = tl.load(logits_ptr + columns, mask=(columns < V) & (columns < aligned), other=float("-inf"))
+    return tl.where(columns < vocabulary, x.to(tl.float32), float("-inf"))
 
 
 @triton.jit
@@ -133,39 +140,35 @@ def _multiply_kernel(x_ptr, factor_ptr, elements, BLOCK: tl.constexpr):
             tl.store(x_ptr + places, x.to(x_ptr.dtype.element_ty), mask=places < elements)
 
 
-def _block(row_bytes: int) -> int:
-    """Columns that a program has at once, 16 in each of its threads.
+def _rows_at_once(row_bytes: int) -> int:
+    """Rows that a multiprocessor works on at once, one a program: a power of two, at least 2.
 
-    Small programs hide more of their waiting, and have more rows in work: at 64 registers 8 programs of 2048 columns on
-    a multiprocessor, 4 of 4096, 2 of 8192. The smallest is taken whose rows stay in the cache until they are read again
-    (30 of an H100's 50 MB for 132 multiprocessors), or the largest.
+    As many as stay in the cache until they are read again (30 of an H100's 50 MB for 132 multiprocessors): there are no
+    more programs, whatever fits. Two rows of 50,304 columns in bf16 are 201 kB, within an L1 cache of 256 KiB.
     """
-    if row_bytes <= CACHED_BYTES // (8 * 132):
-        return 2048
-    return 4096 if row_bytes <= CACHED_BYTES // (4 * 132) else MOST_BLOCK
+    return max(2, min(MOST_ROWS, block_of(CACHED_BYTES // (132 * row_bytes) + 1) // 2))
 
 
 def _launch(logits: Tensor, targets: Tensor, factor: Tensor, ignored: int, vocabulary: int, gradient: bool) -> Tensor:
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    block = block_of(vocabulary) if vocabulary <= SHORT else _block(vocabulary * logits.element_size())
-    rest = 0 if vocabulary == block else vocabulary % block
+    at_once = _rows_at_once(vocabulary * logits.element_size())
+    block = min(AT_ONCE // at_once, block_of(vocabulary))
     vector = 16 // logits.element_size()  # columns of a load where every row is aligned for it
     if rows:
-        launchable(_kernel)[(rows,)](
+        launchable(_kernel)[(programs_over_rows(rows, 1, logits.device, at_once),)](
             logits,
             targets,
             factor,
             losses,
+            rows,
             columns,
             vocabulary,
             ignored,
             GRADIENT=gradient,
-            LOOPS=vocabulary >= block,
-            STAGES=STAGES,
-            VECTOR=vector if columns % vector == 0 else 1,
+            VECTOR=min(vector, block) if columns % vector == 0 else 1,
             BLOCK=block,
-            REST=block_of(rest) if rest else 0,
+            HAS_REST=vocabulary % block > 0,
             num_warps=warps_of(block, logits.device),
         )
     return losses

@@ -56,9 +56,9 @@ def _warp_threads(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
 
-def programs_over_rows(rows: int, at_once: int, device: torch.device) -> int:
-    """Programs that divide rows among them and keep partial sums, at least 1: two a multiprocessor."""
-    return max(1, min(-(-rows // at_once), 2 * _multiprocessors(device)))
+def programs_over_rows(rows: int, at_once: int, device: torch.device, most: int = 2) -> int:
+    """Programs that divide rows among them, at least 1: at most `most` a multiprocessor."""
+    return max(1, min(-(-rows // at_once), most * _multiprocessors(device)))
 
 
 def stages_of(pass_bytes: int) -> int:

@@ -182,8 +182,8 @@ def test_the_logits_of_all_rows_never_exist(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("rows", "size", "columns", "chunk"),
     [
-        (32_768, 768, 50_304, 2048),
-        (262_144, 768, 50_304, 4003),  # as large as the hidden states: 262,144 * 768 / 50,304
+        (32_768, 768, 50_304, 8192),
+        (1_048_576, 768, 50_304, 16_009),  # as large as the hidden states: 1,048,576 * 768 / 50,304
         (2048, 14_336, 250_880, 1024),
         (4096, 4096, 51_200, 2048),
         (3, 8, 4, 2),

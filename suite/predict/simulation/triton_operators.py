@@ -13,7 +13,7 @@ from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, 
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators, Vectors
 
-LEAST_CHUNK = 2048  # rows of the loss's chunks, kernels/linear_cross_entropy.py
+LEAST_CHUNK = 8192  # rows of the loss's chunks, kernels/linear_cross_entropy.py
 
 
 def rows_of_a_chunk(rows: int, hidden: int, columns: int) -> int:
