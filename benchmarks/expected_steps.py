@@ -7,9 +7,12 @@ and with --toml suite/first_hour/expected_steps.toml what `first-hour` expects.
 Counts are made by `benchmarks.simulated_step`, one process for each run and set of optimizations, and kept in the
 directory; what lies there is not counted again. Needs PyTorch's CUDA build (.nox/simulated_gpu), and no GPU.
 
-    step      = micro-batches (g + a + o b'/b + i l'/l) + u v'/v + h
+    step      = micro-batches (g - t + a + o b'/b + i l'/l) + u v'/v + h
     g, a      recorded milliseconds of GEMMs and attention in a micro-batch, which no count changes
-    o, b, b'  recorded milliseconds of all other kernels; bytes that these move without and with the optimization
+    t         with tuned products: by how much weight gradients took longer than input gradients of as many flop in the
+              recorded calibration: both take as long then, at best
+    o, b, b'  recorded milliseconds of all other kernels; bytes that these move without and with the optimization. With
+              epilogues b' has what GEMMs move in addition, GELU's input written and read, as if none of it were hidden
     i, l, l'  recorded milliseconds between kernels; launches that begin after the kernel before them has ended
     u, v, v'  recorded milliseconds of the update; its bytes
     h         recorded milliseconds of the host between steps
@@ -36,9 +39,16 @@ from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.first_hour.measurements import measurements, possible
 from suite.first_hour.part import StepOnPaper
+from suite.job.options import KernelChoice, Optimization, StepOptions
+from suite.machine.half_precision import kernels_for
+from suite.machine.profile import decode
 from suite.paths import ROOT
 from suite.predict.analytic.flop import executed_model_flop
+from suite.predict.simulation.cost_model import CostModel
+from suite.predict.simulation.launched_options import device_options
+from suite.predict.simulation.operator_calls import micro_batch_calls
 from suite.predict.simulation.optimizations import RULES
+from suite.predict.simulation.step_time import step_seconds
 from suite.report.tables import MARKDOWN, table
 
 PLAIN, DEFAULT, ALL, TRITON = "none", "default", "all", "triton"
@@ -147,14 +157,15 @@ def _moved(counted: CountedStep) -> float:
 
 
 class SavedMilliseconds(NamedTuple):
-    """Milliseconds that are saved by moving fewer bytes, by fewer launches, and in the update of a step."""
+    """Milliseconds that are saved by moving fewer bytes, by fewer launches, in the update of a step, and by GEMMs."""
 
     by_bytes: float
     by_launches: float
     in_update: float
+    by_gemms: float = 0.0
 
     def of_step(self, micro_batches: int) -> float:
-        return micro_batches * (self.by_bytes + self.by_launches) + self.in_update
+        return micro_batches * (self.by_bytes + self.by_launches + self.by_gemms) + self.in_update
 
     def words(self, micro_batches: int) -> str:
         """The largest of them."""
@@ -162,17 +173,21 @@ class SavedMilliseconds(NamedTuple):
             "bytes of other kernels": micro_batches * self.by_bytes,
             "time between kernels": micro_batches * self.by_launches,
             "bytes of the update": self.in_update,
+            "GEMMs of weight gradients, at best": micro_batches * self.by_gemms,
         }
         name = max(parts, key=lambda part: abs(parts[part]))
         return f"{name}: {parts[name]:+,.0f} ms saved" if abs(parts[name]) >= 1 else "nothing that is counted changes"
 
 
-def saving(recorded: RecordedStep, plain: Counts, other: Counts) -> SavedMilliseconds:
-    """See the module."""
+def saving(
+    recorded: RecordedStep, plain: Counts, other: Counts, *, by_gemms: float = 0.0, in_epilogues: float = 0.0
+) -> SavedMilliseconds:
+    """See the module; `in_epilogues` are bytes of a micro-batch."""
     return SavedMilliseconds(
-        recorded.others * (1 - other.bytes / plain.bytes),
+        recorded.others * (1 - (other.bytes + in_epilogues) / plain.bytes),
         recorded.idle * (1 - other.gaps / plain.gaps),
         recorded.update * (1 - other.update_bytes / plain.update_bytes),
+        by_gemms,
     )
 
 
@@ -182,13 +197,56 @@ def step_milliseconds(recorded: RecordedStep, saved: SavedMilliseconds, micro_ba
     return whole - saved.of_step(micro_batches)
 
 
+PROFILE = ROOT / "results" / "recorded_h100" / "machines" / "f5bc1aff__25b0ba23f4fea18b.json"
+
+
+class OnProfile(NamedTuple):
+    """A run's step on the recorded H100's machine profile.
+
+    Args:
+        milliseconds: of the whole step, as the suite predicts it.
+        slower_weight_gradients: milliseconds of a micro-batch, see the module.
+    """
+
+    milliseconds: float
+    slower_weight_gradients: float
+
+
+def on_profile(run: str, names: str, micro_batches: int) -> OnProfile:
+    """The step of a run with these optimizations, names with commas between them or "none"."""
+    profile, of = decode(PROFILE.read_bytes(), str(PROFILE)), reference_run(run)
+    layout = msgspec.structs.replace(
+        of.recorded_layout or Layout(), data_parallel=1, accumulation=None, micro_batch=micro_batch_of(run)
+    )
+    recipe = msgspec.structs.replace(of.recipe, global_batch=micro_batches * layout.micro_batch)
+    workload = Workload(of.architecture, recipe, layout)
+    chosen = tuple(name for name in Optimization if name.value in names.split(","))
+    training = device_options(workload, "cuda", compiled=True, kernels=KernelChoice.TORCH, optimizations=chosen)
+    options = StepOptions(kernels=kernels_for(recipe.precision, "cuda"), compiled=True, training_options=training)
+    cost = CostModel(profile, workload, cuda=True)
+    (chunk,) = micro_batch_calls(workload, options, stage=0)
+    of_variants = {
+        variant: sum(
+            times * cost.seconds(call)
+            for (backward, call), times in chunk.calls.items()
+            if backward and call.operation == "product" and call.variant == variant
+        )
+        for variant in ("TN", "NN")
+    }
+    (step,) = step_seconds(profile, workload, options)
+    return OnProfile(1e3 * step.step, 1e3 * (of_variants["TN"] - of_variants["NN"]))
+
+
+def micro_batch_of(run: str) -> int:
+    """Samples of a recorded run's micro-batch."""
+    return (reference_run(run).recorded_layout or Layout()).micro_batch
+
+
 def utilisation(run: str, milliseconds: float, micro_batches: int) -> float:
     """MFU of a step on an H100."""
     whole = reference_run(run)
-    layout = msgspec.structs.replace(Layout(), micro_batch=(whole.recorded_layout or Layout()).micro_batch)
-    flop = executed_model_flop(
-        Workload(whole.architecture, whole.recipe, layout), samples=micro_batches * layout.micro_batch
-    )
+    workload = Workload(whole.architecture, whole.recipe, Layout())
+    flop = executed_model_flop(workload, samples=micro_batches * micro_batch_of(run))
     return flop / (milliseconds / 1e3) / dense_peak_flop_per_second(accelerator("h100-sxm"), "bf16")
 
 
@@ -229,18 +287,36 @@ def hows(run: str) -> dict[str, str]:
 
 TITLES = (
     *("optimizations", "GEMMs", "attention", "compiled", "others"),
-    *("MB a layer", "GB", "update, GB", "host, ms", "step, ms", "measured", "MFU", "bound by"),
+    *("MB a layer", "GB", "update, GB", "host, ms", "step, ms", "measured", "MFU", "saves most", "by the profile"),
 )
+
+
+def saved_by(run: str, how: str, of: dict[str, Counts]) -> SavedMilliseconds:
+    """What a set of optimizations saves of a run's recorded step."""
+    names = hows(run)[how]
+    tuned = Optimization.TUNED_PRODUCTS.value in names.split(",")
+    gemms = on_profile(run, names, STEPS[run][0][1]).slower_weight_gradients if tuned else 0.0
+    more = epilogue_bytes(run) if Optimization.EPILOGUES.value in names.split(",") else 0.0
+    return saving(RECORDED[run], of[PLAIN], of[how], by_gemms=gemms, in_epilogues=more)
+
+
+def epilogue_bytes(run: str) -> float:
+    """Bytes of a micro-batch that GEMMs with GELU in their epilogues move in addition to those without.
+
+    4 L B T F: GELU's input in 16 bits, B T rows of F columns, written forward and read backward.
+    """
+    of = reference_run(run).architecture
+    return 4.0 * of.layers * micro_batch_of(run) * of.sequence * of.ffn_hidden
 
 
 def run_table(run: str, of: dict[str, Counts]) -> str:
     """A table for each batch of a run: launches, bytes and host's milliseconds of a micro-batch, the step on paper."""
-    recorded, plain = RECORDED[run], of[PLAIN]
+    recorded = RECORDED[run]
     parts = []
     for name, micro_batches in STEPS[run]:
         rows = []
         for how, own in of.items():
-            saved = saving(recorded, plain, own)
+            saved = saved_by(run, how, of)
             step = step_milliseconds(recorded, saved, micro_batches)
             kinds = (LaunchKind.PRODUCT, LaunchKind.ATTENTION, LaunchKind.COMPILED)
             numbers = [own.launches(kind) for kind in kinds]
@@ -257,6 +333,7 @@ def run_table(run: str, of: dict[str, Counts]) -> str:
                     "-" if measured is None else f"{measured:,.0f}",
                     f"{utilisation(run, step, micro_batches):.1%}",
                     "-" if how == PLAIN else saved.words(micro_batches),
+                    "-" if how == TRITON else f"{on_profile(run, hows(run)[how], micro_batches).milliseconds:,.0f}",
                 ]
             )
         parts.append(f"### {name}: {micro_batches} micro-batches a step\n\n{table(rows, TITLES, style=MARKDOWN)}\n")
@@ -272,11 +349,11 @@ def host_words(own: Counts) -> str:
 
 def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper]]:
     """The steps of a run's parts in `first-hour`, by their names."""
-    recorded, plain = RECORDED[run], of[PLAIN]
+    recorded = RECORDED[run]
     parts = {part.name for part in measurements(short=False)}
     for name, micro_batches in STEPS[run]:
-        for how, own in of.items():
-            saved = saving(recorded, plain, own)
+        for how in of:
+            saved = saved_by(run, how, of)
             words = {PLAIN: f"{name} plain", DEFAULT: name}.get(how, f"{name} {how}")
             milliseconds = step_milliseconds(recorded, saved, micro_batches)
             bound = largest_part(recorded) if how == PLAIN else saved.words(micro_batches)
