@@ -16,6 +16,8 @@ directory; what lies there is not counted again. Needs PyTorch's CUDA build (.no
     i, l, l'  recorded milliseconds between kernels; launches that begin after the kernel before them has ended
     u, v, v'  recorded milliseconds of the update; its bytes
     h         recorded milliseconds of the host between steps
+What CUDA graphs change between kernels on the device is not predicted.
+
 Assumed: other kernels keep the bytes a second that they reach together; GEMMs keep their rate, though at 700 W a step
 with fewer other kernels draws more power, and clocks fall.
 """
@@ -37,7 +39,7 @@ from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
-from suite.first_hour.measurements import measurements, possible
+from suite.first_hour.measurements import all_together, measurements, possible
 from suite.first_hour.part import StepOnPaper
 from suite.job.options import KernelChoice, Optimization, StepOptions
 from suite.machine.half_precision import kernels_for
@@ -250,6 +252,12 @@ def utilisation(run: str, milliseconds: float, micro_batches: int) -> float:
     return flop / (milliseconds / 1e3) / dense_peak_flop_per_second(accelerator("h100-sxm"), "bf16")
 
 
+def without_graph(names: str) -> str:
+    """The same set without CUDA graphs, whose kernels no host launches and nothing counts; that one alone stays."""
+    others = [name for name in names.split(",") if name != Optimization.MICRO_BATCH_GRAPH.value]
+    return ",".join(others) or names
+
+
 def counts(run: str, how: str, directory: Path) -> Counts:
     """Counts that are kept in the directory, made first where they are not there.
 
@@ -278,11 +286,10 @@ def _simulated(*words: str) -> list[str]:
 
 
 def hows(run: str) -> dict[str, str]:
-    """Sets of optimizations that are compared, by their names: none, each one, the default ones, all; and Triton's."""
-    alone = [name.value for name in possible(run)]
-    usual = [name.value for name in possible(run) if RULES[name].is_default]
+    """Sets of optimizations that are compared: none, each whose package is here, the default ones, all; Triton's."""
+    alone, usual = all_together(run), [name.value for name in possible(run) if RULES[name].is_default]
     sets = {PLAIN: PLAIN, **{name: name for name in alone}, TRITON: TRITON}
-    return sets | {DEFAULT: ",".join(usual) or PLAIN, ALL: ",".join(alone) or PLAIN}
+    return sets | {DEFAULT: ",".join(usual) or PLAIN, ALL: ",".join(alone)}
 
 
 TITLES = (
@@ -294,6 +301,8 @@ TITLES = (
 def saved_by(run: str, how: str, of: dict[str, Counts]) -> SavedMilliseconds:
     """What a set of optimizations saves of a run's recorded step."""
     names = hows(run)[how]
+    if names == Optimization.MICRO_BATCH_GRAPH.value:
+        return SavedMilliseconds(0.0, 0.0, 0.0)
     tuned = Optimization.TUNED_PRODUCTS.value in names.split(",")
     gemms = on_profile(run, names, STEPS[run][0][1]).slower_weight_gradients if tuned else 0.0
     more = epilogue_bytes(run) if Optimization.EPILOGUES.value in names.split(",") else 0.0
@@ -359,6 +368,13 @@ def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper
             bound = largest_part(recorded) if how == PLAIN else saved.words(micro_batches)
             if words in parts:
                 yield words, StepOnPaper(round(MEASURED.get((name, how), milliseconds), 1), bound)
+        plain = step_milliseconds(recorded, SavedMilliseconds(0.0, 0.0, 0.0), micro_batches)
+        for how in (each.value for each in possible(run)):
+            if how not in of and f"{name} {how}" in parts:
+                yield f"{name} {how}", StepOnPaper(round(plain, 1), NOT_PREDICTED)
+
+
+NOT_PREDICTED = "the plain step: nothing is predicted of a package that is not here"
 
 
 def largest_part(recorded: RecordedStep) -> str:
@@ -387,7 +403,7 @@ def main(arguments: Sequence[str]) -> int:
         found[run] = {}
         for how, names in hows(run).items():
             try:
-                found[run][how] = counts(run, names, asked.counts)
+                found[run][how] = counts(run, without_graph(names), asked.counts)
             except subprocess.CalledProcessError:
                 print(f"left out: {run} with {how}", file=sys.stderr)
     if asked.toml is None:

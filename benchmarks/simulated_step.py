@@ -308,21 +308,22 @@ def counted(steps: Steps) -> CountedStep:
     )
 
 
-def host_seconds(steps: Steps, number: int) -> HostSeconds:
-    """The host's time of so many steps after two that warm up, with one thread of PyTorch's: others spin."""
+def host_seconds(steps: Steps, number: int, *, warm: bool) -> HostSeconds:
+    """The host's time of so many steps, with one thread of PyTorch's: others spin; if not `warm`, after two more."""
     torch.set_num_threads(1)
     passes, updates = [], []
-    for taken in range(number + 2):
-        if taken == 2:
-            steps.before_timed()
+    if not warm:
+        for _ in range(2):
+            steps.update(steps.forward_and_backward())
+        steps.before_timed()
+    for _ in range(number):
         torch.cuda.synchronize()
         start = time.process_time()
         loss = steps.forward_and_backward()
         passed = time.process_time()
         steps.update(loss)
-        if taken >= 2:
-            passes.append(passed - start)
-            updates.append(time.process_time() - passed)
+        passes.append(passed - start)
+        updates.append(time.process_time() - passed)
     micro_batches = accumulation(steps.job.recipe, steps.job.layout)
     return HostSeconds(micro_batches=micro_batches, passes=passes, update=updates)
 
@@ -352,7 +353,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = StepRequest(**given, layers=layers)
         with tempfile.TemporaryDirectory() as scratch, prepared(asked, Path(scratch)) as steps:
             found: list[CountedStep | HostSeconds] = [counted(steps)] if LOG in os.environ else []
-            found += [host_seconds(steps, timed)] if timed else []
+            found += [host_seconds(steps, timed, warm=bool(found))] if timed else []
             for each in found:
                 print(msgspec.json.encode(each).decode(), flush=True)
     return 0
