@@ -25,7 +25,8 @@ from reference_runs.catalog import reference_run
 from reference_runs.run import Activation
 from suite.execute.model.torch_operations import ACTIVATIONS
 
-ROWS = {"cuda": 4096, "cpu": 64}  # tokens of a micro-batch: enough to fill a GPU at the smallest hidden size
+ROWS = {"cuda": 16_384, "cpu": 64}  # tokens of a micro-batch: inputs and outputs larger than a cache of 50 MB at 1,600
+MOST_ELEMENTS = 2**28  # of a tensor, 1 GiB in fp32
 EPSILON = 1e-5
 ALPHA = 11.8  # of DeepNorm in GLM-130B: sqrt(2 * 70)
 TIMED_ACTIVATIONS: dict[bias_activation.Activation, Activation] = {
@@ -119,10 +120,11 @@ def _over_rows(
         functions: fields of `Case`.
     """
     sizes = _hidden_sizes(device)
-    rows, variant = ROWS[device.type], functions.get("variant", "")
+    variant = functions.get("variant", "")
     flags = {variant: 1} if variant in ("kept", "scaled") else {}
     for dtype, torchs in dtypes(device).items():
         for columns in map(width, sizes[:1] if only_least_on_cpu and device.type == "cpu" else sizes):
+            rows = min(ROWS[device.type], MOST_ELEMENTS // (expansion * columns))
             yield Case(
                 dtype=dtype,
                 sizes={"rows": rows, "columns": columns, "element_bytes": torchs.itemsize} | flags,

@@ -127,7 +127,7 @@ def _prepared(
 
 def _in_turn(prepared: Mapping[str, PrepareCall], device: torch.device, seconds: float) -> CaseTimings:
     """Samples of all functions and of the copy: there and back again, so that each follows each."""
-    stopwatch = Stopwatch(device)
+    stopwatch = Stopwatch(device, reads=True)
     size = COPY_BYTES[device.type]
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -65,21 +65,29 @@ class _CommonOperators:
 
 
 class Stopwatch:
-    """Times calls on one device: with the host's clock on a CPU, with events on CUDA."""
+    """Times calls on one device: with the host's clock on a CPU, with events on CUDA.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        reads: whether as much other memory is read after the cache is overwritten: else up to all of it is written back
+            during the call, which costs a call that only reads most.
+    """
+
+    def __init__(self, device: torch.device, *, reads: bool = False) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
         properties = torch.cuda.get_device_properties(device) if self._cuda else None
         size = cpu_caches.share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
         self._elements = size // torch.float32.itemsize  # on a CPU: of each thread
         self._cache = torch.zeros(self._elements, device=device)
+        self._read = torch.zeros_like(self._cache) if reads else None
         self._common_operators = _CommonOperators()
         self._pages = 0  # that the kernel made for this process during the last sample
 
     def overwrite(self) -> None:
         """Overwrite the cache. On CUDA the device may not have finished when this returns."""
         self._cache.zero_()
+        if self._read is not None:
+            self._read.sum()
 
     def sample(self, call: Call, *, overwrites: int = 1) -> float:
         """Seconds of one call.

@@ -322,3 +322,22 @@ def test_processor_time_passes_and_no_more_of_it_is_busy_than_there_is() -> None
     assert 0.1 < seen.busy <= seen.whole + 0.1
     assert 0 < seen.own <= 0.3
     assert processor_facts().keys() == {"governor", "processor_mhz"}
+
+
+def test_a_stopwatch_that_reads_reads_as_much_other_memory_after_overwriting(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int, int]] = []
+    for name in ("zero_", "sum"):
+        real = getattr(torch.Tensor, name)
+
+        def noted(self: torch.Tensor, *, name: str = name, real: Any = real) -> torch.Tensor:
+            calls.append((name, self.numel(), self.data_ptr()))
+            return real(self)
+
+        monkeypatch.setattr(torch.Tensor, name, noted)
+    Stopwatch(CPU).overwrite()
+    assert [name for name, *_ in calls] == ["zero_"]
+    calls.clear()
+    Stopwatch(CPU, reads=True).overwrite()
+    (first, written, at), (second, read, elsewhere) = calls
+    assert (first, second, written) == ("zero_", "sum", read)
+    assert at != elsewhere
