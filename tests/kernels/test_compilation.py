@@ -121,9 +121,11 @@ NARROW_STORES = {
 OPAQUE = {"adamw", "gradient_norm"}  # torch.compile does not look into them
 WITHOUT_PUBLIC_KERNELS = {
     "bits",
+    "cublaslt",
     "gated_activation",
     "half_matmul",
     "interpreter",
+    "linear_epilogues",
     "operator",
     "row_norm",
     "special_functions",
