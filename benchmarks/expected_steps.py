@@ -1,4 +1,4 @@
-"""What each optimization of GPT-2's step should gain on an H100, from counts on simulated devices and recorded times.
+"""Expected gains of each optimization of GPT-2's step on an H100, from counts on simulated devices and recorded times.
 
     python -m tests.simulated_cuda -- python -m benchmarks.expected_steps --counts DIRECTORY > tables.md
 
@@ -299,7 +299,7 @@ TITLES = (
 
 
 def saved_by(run: str, how: str, of: dict[str, Counts]) -> SavedMilliseconds:
-    """What a set of optimizations saves of a run's recorded step."""
+    """Milliseconds that a set of optimizations saves of a run's recorded step."""
     names = hows(run)[how]
     if names == Optimization.MICRO_BATCH_GRAPH.value:
         return SavedMilliseconds(0.0, 0.0, 0.0)
@@ -380,7 +380,7 @@ NOT_PREDICTED = "the plain step: its gain is not predicted"
 
 
 def largest_part(recorded: RecordedStep) -> str:
-    """What most of a plain micro-batch is."""
+    """The largest part of a plain micro-batch, in words."""
     return f"GEMMs: {recorded.gemms / recorded.micro_batch:.0%} of a micro-batch"
 
 

@@ -1,4 +1,4 @@
-"""What a GPU measures first: GPT-2 on one GPU, each optimization by itself, FP8, and a slice of Llama 3 8B."""
+"""The first measurements of a GPU: GPT-2 on one GPU, each optimization by itself, FP8, and a slice of Llama 3 8B."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def all_together(run: str) -> list[str]:
 
 @cache
 def expected_steps() -> dict[str, StepOnPaper]:
-    """What is expected of a part's step on one H100, by the part's name; `benchmarks/expected_steps.py` writes it."""
+    """The expected step of each part on one H100, by the part's name; `benchmarks/expected_steps.py` writes it."""
     return msgspec.convert(tomllib.loads(EXPECTED.read_text(encoding="utf-8")), dict[str, StepOnPaper])
 
 

@@ -153,7 +153,7 @@ def _reproduce(part: HourPart, found: Any) -> PartReading:
 
 
 def _expected(expected: StepOnPaper, seconds: float) -> str:
-    """What was written down of a step before, and how far off the measured one is."""
+    """The step that was written down before, and how far off the measured one is."""
     milliseconds = expected.milliseconds
     apart = difference_in_words(1e3 * seconds, milliseconds, Direction.TIME, than="expected of an H100")
     return f"{apart} ({milliseconds:,.0f} ms; {expected.bound_by})"

@@ -27,7 +27,7 @@ SETS = {"none": "none", "across-blocks": "across-blocks", "triton": "triton", "a
 
 
 def counts(*, layer_gigabytes: float, launches: int, update_gigabytes: float = 6.0) -> Counts:
-    """Of 12 layers, with 5 GB beside them and 4 launches in the update."""
+    """Counts of a run of 12 layers, with 5 GB beside them and 4 launches in the update."""
 
     def counted(layers: int) -> CountedStep:
         moved = 2 * (5 + layers * layer_gigabytes) + update_gigabytes

@@ -45,7 +45,7 @@ class UtilisationTarget(NamedTuple):
 
 
 class _RowKey(NamedTuple):
-    """What launches of one row have in common, in words."""
+    """The facts that launches of one row share, in words."""
 
     run: str
     batch: int

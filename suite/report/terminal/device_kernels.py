@@ -17,7 +17,7 @@ _COPIES = ("Memcpy", "Memset")
 
 
 def kernel_kind(name: str) -> str:
-    """What a kernel does, by its name, in the words of `diagnose`; of what is added up, that."""
+    """The kind of a kernel by its name, in the words of `diagnose`; "others" for the sum of the others."""
     if name.startswith(_OTHERS):
         return "others"
     label = Label(name, "copy" if name.startswith(_COPIES) else "kernel")

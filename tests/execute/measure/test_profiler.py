@@ -1,4 +1,4 @@
-"""What the profiler's events become: kernels of one device by name, and nothing of other devices or of ranges."""
+"""Kernels from the profiler's events: kernels of one device by name, and nothing of other devices or of ranges."""
 
 from __future__ import annotations
 
