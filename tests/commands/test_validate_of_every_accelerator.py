@@ -38,7 +38,7 @@ def validated(directory: Path, rows: list[tuple[str, str]]) -> list[dict[str, st
     (directory / "own.csv").write_text(
         head + "".join(f'{shape},"{gpu}",{dtype},1,1\n' for gpu, dtype in rows), encoding="utf-8"
     )
-    assert main(["validate", "own.csv", "--write", "out.csv", "--worst", "0"]) == 0
+    assert main(["validate", "own.csv", "--write", "out.csv", "--force", "--worst", "0"]) == 0
     with open(directory / "out.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

@@ -16,7 +16,7 @@ from kernels.cross_entropy import loss_and_gradient
 from kernels.gradient_norm import gradient_norm
 from kernels.masked_softmax import masked_softmax
 from kernels.rotary import rotary
-from kernels.row_norm import MOST_SUMS
+from kernels.row_norm import MOST_COLUMNS_HELD
 from kernels.sign_pack import sign_pack, sign_unpack
 from tests.kernels.agreement import DEVICE, normal, outputs_and_gradients
 from tests.kernels.row_kernels import KERNELS
@@ -61,7 +61,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[GuardedMemory]:
     memory.check()
 
 
-LONG = MOST_SUMS // 2 + 900  # columns of rows that programs share in the backward pass
+LONG = MOST_COLUMNS_HELD + 900  # columns of rows that are read in pieces, forward and backward
 OF_ROWS = {
     "layer_norm": [(3, 38), (133, 16), (2, LONG)],
     "rms_norm": [(3, 38)],

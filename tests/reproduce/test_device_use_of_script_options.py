@@ -8,8 +8,9 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
-from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
+from suite.job.options import DEFAULT_OPTIONS, KernelChoice, Optimization, TrainingOptions
 from suite.predict.simulation.launched_options import LOSS_TOKENS, device_options
+from suite.predict.simulation.optimizations import PlannedLaunch, default_optimizations
 
 
 def options(workload: Workload, device: str = "cuda", **changes: object) -> TrainingOptions:
@@ -24,7 +25,10 @@ def in_layout(name: str, text: str) -> Workload:
 def test_on_a_gpu_logits_of_8192_tokens_exist_at_once_and_batches_are_copied_ahead():
     for name, chunks in (("gpt2-124m", 8), ("gpt2-350m", 8), ("gpt2-1558m", 2)):
         workload = in_layout(name, "dp1")
-        assert options(workload) == TrainingOptions(rung="", pinned=True, loss_chunks=chunks)
+        optimizations = default_optimizations(PlannedLaunch(workload, "cuda", True, KernelChoice.TORCH))
+        assert Optimization.ACROSS_BLOCKS in optimizations
+        expected = TrainingOptions(rung="", pinned=True, loss_chunks=chunks, optimizations=optimizations)
+        assert options(workload) == expected
         assert workload.layout.micro_batch * workload.architecture.sequence <= chunks * LOSS_TOKENS
     small = miniature(reference_run("gpt2-124m"), "cpu", ranks=1, steps=8).workload  # few tokens are two parts
     assert small.layout.micro_batch * small.architecture.sequence < LOSS_TOKENS

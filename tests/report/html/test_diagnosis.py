@@ -25,7 +25,7 @@ GPT2 = ("--run", "gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "8", "--batch",
 def written(path: Path, *words: object) -> tuple[str, dict[str, Any]]:
     """The page's text without scripts, and its pictures."""
     page = path / "page.html"
-    main(["diagnose", *map(str, words), "--html", str(page), "--json"])
+    main(["diagnose", *map(str, words), "--html", str(page), "--force", "--json"])
     text = page.read_text(encoding="utf-8")
     plots = re.search(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
     assert plots
