@@ -131,4 +131,4 @@ def test_a_backward_pass_loads_ahead_as_much_as_its_tensors_need(
         _, (_, settings) = launches
         loaded = settings["ROWS"] * settings["BLOCK"]
         assert settings["STAGES"] == stages_of(tensors * loaded * dtype.itemsize)
-        assert settings["num_warps"] == warps_of(values * loaded, DEVICE)
+        assert settings["num_warps"] == warps_of(values * loaded, x.device)

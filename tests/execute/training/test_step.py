@@ -62,7 +62,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_after_the_update_too(
     monkeypatch.setattr(step_module, "updates_before_reading", lambda *_args, **_kwargs: True)
     loop = SuiteLoop(job(tmp_path), CPU)
     loop.step()
-    monkeypatch.setattr(step_module, "update_norm", lambda *_args, **_kwargs: torch.tensor(math.inf))
+    infinite = torch.tensor(math.inf)
+    monkeypatch.setattr(step_module, "update_norm", lambda *_: lambda *_gradients, **_device: infinite)
     with pytest.raises(NotFiniteError, match="squared gradient norm is inf at step 1"):
         loop.step()
 
