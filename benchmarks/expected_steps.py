@@ -9,7 +9,7 @@ directory; what lies there is not counted again. Needs PyTorch's CUDA build (.no
 
     step      = micro-batches (g - t + a + o b'/b + i l'/l) + u v'/v + h
     g, a      recorded milliseconds of GEMMs and attention in a micro-batch, which no count changes
-    t         with tuned products: by how much weight gradients took longer than input gradients of as many flop in the
+    t         with tuned GEMMs: by how much weight gradients took longer than input gradients of as many flop in the
               recorded calibration: both take as long then, at best
     o, b, b'  recorded milliseconds of all other kernels; bytes that these move without and with the optimization. With
               epilogues b' has what GEMMs move in addition, GELU's input written and read, as if none of it were hidden
@@ -303,7 +303,7 @@ def saved_by(run: str, how: str, of: dict[str, Counts]) -> SavedMilliseconds:
     names = hows(run)[how]
     if names == Optimization.MICRO_BATCH_GRAPH.value:
         return SavedMilliseconds(0.0, 0.0, 0.0)
-    tuned = Optimization.TUNED_PRODUCTS.value in names.split(",")
+    tuned = Optimization.TUNED_GEMMS.value in names.split(",")
     gemms = on_profile(run, names, STEPS[run][0][1]).slower_weight_gradients if tuned else 0.0
     more = epilogue_bytes(run) if Optimization.EPILOGUES.value in names.split(",") else 0.0
     return saving(RECORDED[run], of[PLAIN], of[how], by_gemms=gemms, in_epilogues=more)

@@ -29,7 +29,7 @@ from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.system_load import bind_near_gpu
-from suite.execute.model import fused_products, scaled_products
+from suite.execute.model import fused_gemms, scaled_products
 from suite.execute.parallel.fake_group import join_fake_group, join_fake_group_with_others
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
@@ -124,7 +124,7 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         from suite.execute.model.triton_operations import how_computed  # needs Triton, which not every machine has
 
         arithmetic = "; ".join(words for words in (arithmetic, how_computed(device)) if words)
-    if words := fused_products.how_computed(job.training_options.optimizations, device):
+    if words := fused_gemms.how_computed(job.training_options.optimizations, device):
         arithmetic = f"{arithmetic}; {words}"
     if job.recipe.product_format.casts:
         arithmetic = f"{arithmetic}; {scaled_products.how_computed(device)}"

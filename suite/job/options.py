@@ -26,7 +26,7 @@ class Optimization(enum.StrEnum):
     """A faster way to execute a step on one GPU: the same arithmetic, rounded at other places.
 
     EPILOGUES: GELU, its gradient and the gradients of biases in the epilogues of cuBLASLt's GEMMs.
-    TUNED_PRODUCTS: weight gradients by the fastest of cuBLASLt's algorithms, those that split the depth among them.
+    TUNED_GEMMS: weight gradients by the fastest of cuBLASLt's algorithms, those that split the depth among them.
     PACKED_GRADIENTS: attention writes the gradients of queries, keys and values into one buffer.
     ACROSS_BLOCKS: the residual sum at the end of a block is computed with the next block's norm.
     FLASH_ATTENTION_3: attention by FlashAttention 3.
@@ -36,7 +36,7 @@ class Optimization(enum.StrEnum):
     """
 
     EPILOGUES = "epilogues"
-    TUNED_PRODUCTS = "tuned-products"
+    TUNED_GEMMS = "tuned-gemms"
     PACKED_GRADIENTS = "packed-gradients"
     ACROSS_BLOCKS = "across-blocks"
     FLASH_ATTENTION_3 = "flash-attention-3"

@@ -89,7 +89,7 @@ def test_a_decoder_has_the_plain_decoder_s_loss_and_gradients() -> None:
     import msgspec
     from reference_runs.layout import Layout
     from suite.execute.model.decoder import Decoder, initialise
-    from suite.execute.model.fused_products import fuse_products
+    from suite.execute.model.fused_gemms import fuse_gemms
     from suite.execute.precision import store_weights
     from suite.job.options import Optimization
     from suite.reproduce.plan import plan
@@ -103,7 +103,7 @@ def test_a_decoder_has_the_plain_decoder_s_loss_and_gradients() -> None:
     def passes(*optimizations):
         decoder = Decoder(small, recipe)
         initialise(decoder, recipe, seed=1)
-        fuse_products([decoder], optimizations, device)
+        fuse_gemms([decoder], optimizations, device)
         store_weights([decoder], recipe, shards=1, device=device)
         decoder.to(device)
         loss = decoder(tokens[:, :-1], tokens[:, 1:])

@@ -10,7 +10,7 @@ from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers, stage_chunks
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.model.fused_products import fuse_products
+from suite.execute.model.fused_gemms import fuse_gemms
 from suite.execute.model.packed_attention import use_flash_attention_3
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import tensor_parallel
@@ -64,7 +64,7 @@ def split_chunks(
         chunks.append(chunk)
     if len(chunks) > 1:
         _tie(chunks, splits)
-    fuse_products(chunks, job.training_options.optimizations, device)
+    fuse_gemms(chunks, job.training_options.optimizations, device)
     return chunks, splits, experts
 
 

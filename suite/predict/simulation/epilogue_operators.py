@@ -1,4 +1,4 @@
-"""Linear layers of suite/execute/model/fused_products.py: by cuBLASLt, whose GEMMs have GELU and sums in epilogues.
+"""Linear layers of suite/execute/model/fused_gemms.py: by cuBLASLt, whose GEMMs have GELU and sums in epilogues.
 
 Their GEMMs are timed as calibrated. Passes over memory that are then no operator's have no time; bytes of a layer in
 bf16, with M tokens, D hidden states, F of the expansion:
@@ -21,13 +21,13 @@ from suite.predict.simulation.host_calls import AFTER_GELU, BEFORE_GELU, EPILOGU
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operator_base import OperatorBase
 
-MULTIPLE = 8  # of rows and columns of a weight that the library multiplies by, suite/execute/model/fused_products.py
+MULTIPLE = 8  # of rows and columns of a weight that the library multiplies by, suite/execute/model/fused_gemms.py
 WORKSPACE_BYTES = 32 << 20  # kernels/cublaslt.py
 
 
 def cublaslt_workspace_bytes(options: StepOptions) -> int:
     """Bytes of the workspace that products by cuBLASLt have beside PyTorch's; none without these optimizations."""
-    mine = (Optimization.EPILOGUES, Optimization.TUNED_PRODUCTS)
+    mine = (Optimization.EPILOGUES, Optimization.TUNED_GEMMS)
     return WORKSPACE_BYTES * any(name in options.training_options.optimizations for name in mine)
 
 
@@ -37,7 +37,7 @@ class EpilogueOperators(OperatorBase):
     def __init__(self, tape: Tape, workload: Workload, options: StepOptions, *, reads: bool) -> None:
         super().__init__(tape, workload, options, reads=reads)
         asked = options.training_options.optimizations
-        self._sums_biases, self._tuned = Optimization.EPILOGUES in asked, Optimization.TUNED_PRODUCTS in asked
+        self._sums_biases, self._tuned = Optimization.EPILOGUES in asked, Optimization.TUNED_GEMMS in asked
 
     def by_cublaslt(self, *, has_bias: bool, columns: int, rows: int) -> bool:
         """Whether a layer's gradients are."""

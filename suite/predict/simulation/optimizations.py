@@ -191,7 +191,7 @@ def epilogues(launch: PlannedLaunch) -> str:
 # An optimization that is missing here is not built yet
 RULES: Mapping[Optimization, OptimizationRule] = {
     Optimization.EPILOGUES: OptimizationRule(epilogues, is_default=True, package="triton"),
-    Optimization.TUNED_PRODUCTS: OptimizationRule(products_by_cublaslt, package="triton"),
+    Optimization.TUNED_GEMMS: OptimizationRule(products_by_cublaslt, package="triton"),
     Optimization.PACKED_GRADIENTS: OptimizationRule(one_gradient, package="cudnn"),
     Optimization.ACROSS_BLOCKS: OptimizationRule(sums_with_norms, is_default=True),
     Optimization.FLASH_ATTENTION_3: OptimizationRule(flash_attention_3, package="flash_attn_interface"),

@@ -19,7 +19,7 @@ from suite.predict.simulation.operator_calls import micro_batch_calls
 from suite.predict.simulation.optimizations import RULES, PlannedLaunch
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
 
-EPILOGUES, TUNED = Optimization.EPILOGUES, Optimization.TUNED_PRODUCTS
+EPILOGUES, TUNED = Optimization.EPILOGUES, Optimization.TUNED_GEMMS
 H100 = Kernels(cuda=True, gpu=Gpu(capability=(9, 0)))
 LAYERS = 2
 
@@ -57,7 +57,7 @@ def test_the_calls_that_are_gone_are_gelu_its_gradient_and_sums_over_tokens() ->
     }
 
 
-def test_of_tuned_products_no_gain_is_predicted() -> None:
+def test_of_tuned_gemms_no_gain_is_predicted() -> None:
     assert calls(TUNED) == calls()
     assert calls(EPILOGUES, TUNED) == calls(EPILOGUES)
 

@@ -14,14 +14,14 @@ from kernels import linear_epilogues
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Precision
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.model.fused_products import EpilogueLinear, fuse_layers, fuse_products, how_computed
+from suite.execute.model.fused_gemms import EpilogueLinear, fuse_layers, fuse_gemms, how_computed
 from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.precision import store_weights
 from suite.job.options import Optimization
 from tests.support.launches import small_plan
 
 CPU = torch.device("cpu")
-BOTH = (Optimization.EPILOGUES, Optimization.TUNED_PRODUCTS)
+BOTH = (Optimization.EPILOGUES, Optimization.TUNED_GEMMS)
 RECIPE = {"precision": Precision.BF16, "hidden_dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}
 WAYS = {
     "epilogues": {"through_gelu": True, "sums_biases": True, "tuned": False},
@@ -125,13 +125,11 @@ def test_layers_without_bias_of_odd_width_or_with_another_activation_stay_as_the
 
 def test_what_a_device_cannot_do_is_said_and_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = model()
-    fuse_products([decoder], BOTH, CPU)
+    fuse_gemms([decoder], BOTH, CPU)
     assert classes(decoder.blocks) == {"Linear": 8}
-    assert how_computed(BOTH, CPU) == "without epilogues, tuned-products: no CUDA device"
+    assert how_computed(BOTH, CPU) == "without epilogues, tuned-gemms: no CUDA device"
     assert how_computed((), CPU) == ""
     monkeypatch.setattr(linear_epilogues, "why_not", lambda _: "")
-    fuse_products([decoder], BOTH, CPU)
+    fuse_gemms([decoder], BOTH, CPU)
     assert classes(decoder.blocks) == {"EpilogueLinear": 8}
-    assert (
-        how_computed((Optimization.TUNED_PRODUCTS,), CPU) == "weight gradients by the fastest of cuBLASLt's algorithms"
-    )
+    assert how_computed((Optimization.TUNED_GEMMS,), CPU) == "weight gradients by the fastest of cuBLASLt's algorithms"

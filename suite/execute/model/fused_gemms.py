@@ -33,9 +33,9 @@ class EpilogueLinear(nn.Linear):
         return self.product(x, self.weight, self.bias)
 
 
-def fuse_products(chunks: Iterable[Decoder], optimizations: Sequence[Optimization], device: torch.device) -> None:
+def fuse_gemms(chunks: Iterable[Decoder], optimizations: Sequence[Optimization], device: torch.device) -> None:
     """Have the linear layers in the blocks compute as the optimizations say, where the device can; parameters stay."""
-    epilogues, tuned = Optimization.EPILOGUES in optimizations, Optimization.TUNED_PRODUCTS in optimizations
+    epilogues, tuned = Optimization.EPILOGUES in optimizations, Optimization.TUNED_GEMMS in optimizations
     if (epilogues or tuned) and not _why_not(device):
         for chunk in chunks:
             through_gelu = epilogues and chunk.architecture.activation is Activation.GELU_TANH
@@ -75,7 +75,7 @@ def how_computed(optimizations: Sequence[Optimization], device: torch.device) ->
     """How linear layers compute with the optimizations on `device`, in words for the record; empty without them."""
     words = {
         Optimization.EPILOGUES: "GELU and gradients of biases in cuBLASLt's epilogues",
-        Optimization.TUNED_PRODUCTS: "weight gradients by the fastest of cuBLASLt's algorithms",
+        Optimization.TUNED_GEMMS: "weight gradients by the fastest of cuBLASLt's algorithms",
     }
     asked = [name for name in words if name in optimizations]
     if not asked:
