@@ -14,7 +14,7 @@ from kernels import linear_epilogues
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Precision
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.model.fused_gemms import EpilogueLinear, fuse_layers, fuse_gemms, how_computed
+from suite.execute.model.fused_gemms import EpilogueLinear, fuse_gemms, fuse_layers, how_computed
 from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.precision import store_weights
 from suite.job.options import Optimization
