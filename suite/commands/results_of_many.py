@@ -15,7 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from reference_runs.quantities import MOST
 from suite.commands import exit_codes
-from suite.commands.new_file import Force, check_new
+from suite.commands.new_file import Force, check_new, check_new_directory
 from suite.commands.options import Json, Machine, Results, Run, Since, Statuses, exit_code, name_left_out, print_json
 from suite.machine.packages import require
 from suite.metrics.figures import Quantity
@@ -153,7 +153,9 @@ def export_command(
     if format_ not in (*FORMATS, *SERVICES):
         allowed = ", ".join((*FORMATS, *SERVICES))
         raise InputError("unknown format", got=repr(format_), allowed=allowed, where="--format")
-    if format_ != "asv":  # of which new files join a directory
+    if format_ == "asv":  # of which new files join a directory
+        check_new_directory(out, "--out", force=True)
+    else:
         check_new(out, "--out", force=force)
     require("pandas", *(("pyarrow",) if format_ == "parquet" else ()))
     start = None if since is None else moment(since, where="--since")
@@ -162,7 +164,7 @@ def export_command(
     chosen = [launch for launch in known if wanted.takes(launch)]
     name_left_out(bad)
     if chosen:
-        names = _written(chosen, format_, out)
+        names = _written(chosen, format_, out, force=force)
         if json:
             print_json({"file": str(out), "launches": len(chosen), "columns": names})
         else:
@@ -173,7 +175,7 @@ def export_command(
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
 
 
-def _written(chosen: Sequence[LaunchSummary], name: str, out: Path) -> list[str]:
+def _written(chosen: Sequence[LaunchSummary], name: str, out: Path, *, force: bool) -> list[str]:
     """Write launches in a format; names of its columns, or of the figures that a service gets.
 
     Raises:
@@ -187,7 +189,7 @@ def _written(chosen: Sequence[LaunchSummary], name: str, out: Path) -> list[str]
 
     figures = services.measured(chosen)
     if name == "asv":
-        if without := services.write_asv(figures, out):
+        if without := services.write_asv(figures, out, force=force):
             write_line(f"left out: {without} launches of no commit, for which asv has no place", stderr=True)
     else:
         content = services.bencher(figures) if name == "bencher" else services.pytorch_records(figures)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from suite.paths import ROOT, whole_file
 from suite.records.summary import LaunchSummary
 
 ASV_RESULTS, ASV_MACHINE = 2, 1  # versions of asv's files
+_BENCHMARKS = "benchmarks.json"
 _COMMIT = re.compile(r"\(([0-9a-f]{7,40})\b")
 _SECONDS = ("step_seconds", "step_seconds_at_cpu_speed")
 _COLUMNS = (
@@ -30,7 +32,7 @@ _COLUMNS = (
 
 
 class LaunchFigure(NamedTuple):
-    """One figure of a whole launch.
+    """A measured figure of a whole launch.
 
     Args:
         predicted: None where nothing was.
@@ -51,7 +53,7 @@ class LaunchFigure(NamedTuple):
 
 
 def measured(launches: Iterable[LaunchSummary]) -> list[LaunchFigure]:
-    """LaunchFigure figures of whole launches, without those of single axes, operations and terms."""
+    """Measured figures of whole launches, without those of single axes, operations and terms."""
     return [
         LaunchFigure(launch, key[0], float(value), None if (p := launch.predicted.of(key[0])) is None else float(p))
         for launch in launches
@@ -123,14 +125,17 @@ def _name(each: LaunchFigure) -> str:
     return f"{each.launch.run} {each.execution}"
 
 
-def write_asv(figures: Iterable[LaunchFigure], directory: Path) -> int:
-    """Write a results directory of asv: benchmarks.json, and of each machine machine.json and a file a commit.
+def write_asv(figures: Iterable[LaunchFigure], directory: Path, *, force: bool = False) -> int:
+    """Write or join a results directory of asv: benchmarks.json, of each machine machine.json and a file a commit.
 
-    A benchmark is a figure of a run; its parameter is how it was executed. Returns launches without a commit, which asv
-    has no place for.
+    A benchmark is a figure of a run; its parameter is how it was executed. Benchmarks that are there stay, and so do
+    facts of a machine that are there. Returns launches without a commit, which asv has no place for.
+
+    Args:
+        force: whether results that are there are overwritten, and benchmarks of the same name that are not from here.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, a file of results is there, or what is there is not asv's.
     """
     with_commit = [(each, found[1]) for each in figures if (found := _COMMIT.search(each.launch.suite))]
     chosen, commits = [each for each, _ in with_commit], full_commits({commit for _, commit in with_commit})
@@ -138,12 +143,17 @@ def write_asv(figures: Iterable[LaunchFigure], directory: Path) -> int:
         name: sorted(set(words))
         for name, words in _by((f"{each.launch.run}.{each.quantity}", each.execution) for each in chosen).items()
     }
-    files: dict[str, Any] = {"benchmarks.json": {"version": ASV_RESULTS, **_asv_benchmarks(chosen, executions)}}
+    there = _asv_file(directory / _BENCHMARKS, ASV_RESULTS)
+    files: dict[str, Any] = {_BENCHMARKS: _merged(there, _asv_benchmarks(chosen, executions), directory, force=force)}
     for (node, commit, environment), of_file in _by(
         ((each.launch.node, commits[commit], _environment(each.launch)), each) for each, commit in with_commit
     ).items():
-        files[f"{node}/machine.json"] = _asv_machine(of_file[0].launch)
-        files[f"{node}/{commit[0][:8]}-{environment}.json"] = _asv_results(of_file, commit, environment, executions)
+        machine, results = f"{node}/machine.json", f"{node}/{commit[0][:8]}-{environment}.json"
+        files[machine] = _asv_machine(of_file[0].launch) | _asv_file(directory / machine, ASV_MACHINE)
+        files[results] = _asv_results(of_file, commit, environment, executions)
+        if os.path.lexists(directory / results) and not force:
+            what, got = "results of the same machine, commit and environment are there", str(directory / results)
+            raise InputError(what, got=got, allowed="another directory, or --force", where="--out")
     try:
         for name, content in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +162,46 @@ def write_asv(figures: Iterable[LaunchFigure], directory: Path) -> int:
     except OSError as error:
         raise InputError(f"cannot write the directory: {error.strerror}", got=str(directory), where="--out") from error
     return len({each.launch.id for each in figures}) - len({each.launch.id for each in chosen})
+
+
+def _asv_file(path: Path, version: int) -> dict[str, Any]:
+    """A file of asv that is there, of this version; empty where there is none.
+
+    Raises:
+        InputError: it cannot be read, or is no such file.
+    """
+    if not os.path.lexists(path):
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError("cannot join the file that is there", got=f"{path}: {error}", where="--out") from error
+    if not isinstance(found, dict) or found.get("version") != version:
+        got = found.get("version") if isinstance(found, dict) else type(found).__name__
+        what = f"{path} is no file of asv's version {version}"
+        raise InputError(what, got=got, allowed="a results directory of asv", where="--out")
+    return found
+
+
+def _merged(there: dict[str, Any], own: dict[str, Any], directory: Path, *, force: bool) -> dict[str, Any]:
+    """Benchmarks that are there and own ones; a benchmark in both has the parameters of both.
+
+    Raises:
+        InputError: a benchmark that is there has the name of an own one and is another, and `force` is not given.
+    """
+    merged = {**there, "version": ASV_RESULTS}
+    for name, benchmark in own.items():
+        before = there.get(name)
+        if isinstance(before, dict) and before.get("version") == benchmark["version"]:
+            params = [*(before.get("params") or [[]])[0]]
+            params += [each for each in benchmark["params"][0] if each not in params]
+            merged[name] = benchmark | {"params": [params]}
+        elif before is None or force:
+            merged[name] = benchmark
+        else:
+            what, got = "another benchmark has the same name", f"{name} in {directory / _BENCHMARKS}"
+            raise InputError(what, got=got, allowed="another directory, or --force", where="--out")
+    return merged
 
 
 def full_commits(commits: Iterable[str]) -> dict[str, tuple[str, int | None]]:
@@ -206,7 +256,7 @@ def _asv_results(
     environment: str,
     executions: Mapping[str, list[str]],
 ) -> dict[str, Any]:
-    """One machine's results of a commit: of each benchmark the median of its launches by execution, and all samples."""
+    """Results of a commit on a machine: each benchmark's median over its launches by execution, and all samples."""
     first = of_file[0].launch
     machine = {name: value for name, value in _asv_machine(first).items() if name != "version"}
     rows: dict[str, list[Any]] = {}

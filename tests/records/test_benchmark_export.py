@@ -87,6 +87,70 @@ def test_asv_gets_a_file_a_machine_and_commit_with_all_samples(three: list[Launc
     assert row["version"] == described[name]["version"]
 
 
+def _of_commit(launches: list[LaunchSummary], commit: str) -> list[LaunchSummary]:
+    return [msgspec.structs.replace(launch, suite=f"0.2.0 ({commit})") for launch in launches]
+
+
+def test_asvs_directory_keeps_the_benchmarks_machines_and_results_that_are_there(
+    three: list[LaunchSummary], tmp_path: Path
+) -> None:
+    out = tmp_path / "asv"
+    node = out / three[0].node
+    node.mkdir(parents=True)
+    foreign = {"time_other": {"name": "time_other", "version": "1", "params": []}}
+    (out / "benchmarks.json").write_text(json.dumps({"version": 2, **foreign}), encoding="utf-8")
+    (node / "machine.json").write_text(json.dumps({"version": 1, "cpu": "by hand", "rack": 7}), encoding="utf-8")
+    write_asv(measured(_of_commit(three, "0123456789ab")), out)
+    other = [msgspec.structs.replace(each, precision="other") for each in _of_commit(three, "1123456789ab")]
+    write_asv(measured(other), out)
+    described = json.loads((out / "benchmarks.json").read_text(encoding="utf-8"))
+    assert described["time_other"] == foreign["time_other"]
+    (params,) = described[f"{three[0].run}.step_seconds"]["params"]
+    assert len(params) == 2
+    machine = json.loads((node / "machine.json").read_text(encoding="utf-8"))
+    assert (machine["cpu"], machine["rack"], machine["machine"]) == ("by hand", 7, three[0].node)
+    assert len(list(node.glob("?123456*.json"))) == 2
+
+
+def test_results_that_are_there_are_overwritten_only_with_force(three: list[LaunchSummary], tmp_path: Path) -> None:
+    figures = measured(_of_commit(three, "0123456789ab"))
+    write_asv(figures, tmp_path / "asv")
+    (results,) = (tmp_path / "asv" / three[0].node).glob("0123*.json")
+    results.write_text("{}", encoding="utf-8")
+    benchmarks = (tmp_path / "asv" / "benchmarks.json").read_bytes()
+    with pytest.raises(InputError, match=r"results of the same machine, commit and environment are there.*--force"):
+        write_asv(
+            measured(_of_commit(three, "0123456789ab")) + measured(_of_commit(three, "1123456789ab")),
+            results.parents[1],
+        )
+    assert results.read_text(encoding="utf-8") == "{}"
+    assert (tmp_path / "asv" / "benchmarks.json").read_bytes() == benchmarks
+    assert len(list(results.parent.iterdir())) == 2  # nothing of the other commit either
+    write_asv(figures, tmp_path / "asv", force=True)
+    assert json.loads(results.read_text(encoding="utf-8"))["version"] == 2
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"version": 1}'])
+def test_a_file_that_is_not_asvs_is_not_joined(text: str, three: list[LaunchSummary], tmp_path: Path) -> None:
+    (tmp_path / "benchmarks.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="--out"):
+        write_asv(measured(_of_commit(three, "0123456789ab")), tmp_path, force=True)
+    assert (tmp_path / "benchmarks.json").read_text(encoding="utf-8") == text
+
+
+def test_another_benchmark_of_the_same_name_is_overwritten_only_with_force(
+    three: list[LaunchSummary], tmp_path: Path
+) -> None:
+    name = f"{three[0].run}.step_seconds"
+    there = {"version": 2, name: {"name": name, "version": "1", "params": []}}
+    (tmp_path / "benchmarks.json").write_text(json.dumps(there), encoding="utf-8")
+    figures = measured(_of_commit(three, "0123456789ab"))
+    with pytest.raises(InputError, match="another benchmark has the same name"):
+        write_asv(figures, tmp_path)
+    write_asv(figures, tmp_path, force=True)
+    assert json.loads((tmp_path / "benchmarks.json").read_text(encoding="utf-8"))[name]["version"] != "1"
+
+
 def test_a_commit_of_this_checkout_gets_its_whole_hash_and_another_stays_as_it_is() -> None:
     assert full_commits(["0" * 12]) == {"0" * 12: ("0" * 12, None)}
 
@@ -102,8 +166,11 @@ def test_recorded_launches_are_exported_in_every_form(
     assert len(written) > 10
 
 
-def test_an_unwritable_place_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_place_is_a_line_before_records_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    asked = ["results", "export", "--format", "asv", "--out", str(tmp_path / "file"), "--results", str(RECORDED)]
-    assert main(asked) == 2
-    assert "--out" in capsys.readouterr().err
+    for place in (tmp_path / "file", tmp_path / "none" / "asv"):
+        asked = ["results", "export", "--format", "asv", "--out", str(place), "--results", str(tmp_path / "empty")]
+        assert main(asked) == 2  # 3: records were looked for, and there are none
+        assert "--out" in capsys.readouterr().err
