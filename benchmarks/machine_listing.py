@@ -1,4 +1,4 @@
-"""What a listing of machine code shows: opcodes, the bytes of loads and stores, and how many bytes wait at once.
+"""Facts of a listing of machine code: opcodes, the bytes of loads and stores, and how many bytes wait at once.
 
 Listings are those of nvdisasm for NVIDIA and the assembly of LLVM for AMD.
 """

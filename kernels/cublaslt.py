@@ -47,7 +47,7 @@ STATUS = {
 
 
 class Epilogue(enum.IntEnum):
-    """What is done to each element of out, or beside the product (cublasLtEpilogue_t).
+    """The work on each element of out, or beside the product (cublasLtEpilogue_t).
 
     GELU_AUX: aux [M, N] = the product, out = GELU of it, tanh's approximation; GELU_AUX_BIAS: of it plus bias [N].
     DGELU: out = the product times GELU's derivative at aux [M, N].
@@ -129,7 +129,7 @@ class Gemm(NamedTuple):
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """What an algorithm depends on: shapes, strides, dtype, epilogue, device, and alignment of the addresses."""
+        """All that an algorithm depends on: shapes, strides, dtype, epilogue, device, and alignment of the addresses."""
         sizes = [(*each.shape, each.stride(0)) for each in self.tensors]
         out = self.out
         return (*sizes, self.transposed, self.epilogue, out.dtype, out.device.index, self.alignment)

@@ -12,7 +12,7 @@ CLOCK = {"ms": 0.0}
 
 
 class Event:
-    """Of a device whose clock the ways move."""
+    """Events of a device whose clock the ways move."""
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing

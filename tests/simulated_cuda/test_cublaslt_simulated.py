@@ -30,7 +30,7 @@ def drawn(*shape, dtype=torch.bfloat16):
 
 
 def printed(code: str, **settings: object) -> Any:
-    """What a process with one simulated H100 prints, as JSON."""
+    """The JSON that a process with one simulated H100 prints."""
     done = subprocess.run(
         [sys.executable, "-c", HEAD + textwrap.dedent(code) + "\nsys.stdout.flush(); os._exit(0)"],
         env=simulated_environment(1, **settings),
