@@ -129,7 +129,7 @@ class Gemm(NamedTuple):
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """All that an algorithm depends on: shapes, strides, dtype, epilogue, device, and alignment of the addresses."""
+        """All that an algorithm depends on: shapes, strides, dtype, epilogue, device, alignment of addresses."""
         sizes = [(*each.shape, each.stride(0)) for each in self.tensors]
         out = self.out
         return (*sizes, self.transposed, self.epilogue, out.dtype, out.device.index, self.alignment)
