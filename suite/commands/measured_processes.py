@@ -37,7 +37,7 @@ def measured_processes(text: str) -> list[Event]:
         text: a trace file, or `latest`, an id, its beginning, its last 8 digits, or a path of a record.
 
     Raises:
-        InputError: no such record, one that measured nothing, or a file that is no trace.
+        InputError: no such record, one that measured nothing, or a file that is no measured trace.
     """
     if not text.endswith((BEGIN, END)) and text.endswith((".json", ".json.gz")):
         return _of_trace(Path(text), Path(text).name)
@@ -67,6 +67,9 @@ def _of_trace(path: Path, name: str) -> list[Event]:
         decoded = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError("no trace: not JSON", got=str(error), where=f"{WHERE} {where}") from error
+    if isinstance(decoded, dict) and "predicted" in decoded:
+        what, allowed = "a predicted timeline, not a measured trace", "a file of `reproduce --trace`, or a record"
+        raise InputError(what, got=where, allowed=allowed, where=WHERE)
     found = decoded.get("traceEvents") if isinstance(decoded, dict) else decoded
     events = [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
     timed = [event for event in events if isinstance(event.get("ts"), int | float) and event.get("ph") == "X"]

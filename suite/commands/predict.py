@@ -125,7 +125,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
         check_absent(of_runs, what="is of runs")
     else:
         check_absent(tracing.given, what=OF_TRACED)
-    files.check(runs, sliced=bool(records))
+    files = files.checked(runs, sliced=bool(records))
     exceeded = False
     for name in traced:
         model = predict_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -70,6 +70,7 @@ class PredictedFiles(NamedTuple):
     Args:
         against: a record or a trace that the timeline stands next to.
         force: whether files that exist are overwritten.
+        measured: the events of `against`, once it is read.
     """
 
     timeline: Path | None = None
@@ -77,20 +78,22 @@ class PredictedFiles(NamedTuple):
     memory_snapshot: Path | None = None
     chakra: Path | None = None
     force: bool = False
+    measured: Sequence[Mapping[str, Any]] = ()
 
     @property
     def given(self) -> dict[str, object | None]:
         """Values by option, None where one is absent."""
         return {_TIMELINE: self.timeline, _SNAPSHOT: self.memory_snapshot, _CHAKRA: self.chakra}
 
-    def check(self, runs: list[str], *, sliced: bool) -> None:
-        """Refuse, before anything is predicted, what cannot be written in the end.
+    def checked(self, runs: list[str], *, sliced: bool) -> PredictedFiles:
+        """The same with the events of `against`; refuse, before anything is predicted, what cannot be written or read.
 
         Args:
             sliced: whether times of measured slices take the model's place.
 
         Raises:
-            InputError: a file that exists or cannot be written, several runs, or an option without the one it is of.
+            InputError: a file that exists or cannot be written, several runs, an option without the one it is of, or
+                nothing measured in `against`.
         """
         asked = [option for option, value in self.given.items() if value is not None]
         if self.against is not None and self.timeline is None:
@@ -109,6 +112,11 @@ class PredictedFiles(NamedTuple):
                 raise InputError(f"not {what} name", got=str(path), allowed=allowed, where=option)
             check_new(path, option, force=self.force)
         check_new_directory(self.chakra, _CHAKRA, force=self.force)
+        if self.against is None:
+            return self
+        from suite.commands.measured_processes import measured_processes
+
+        return self._replace(measured=measured_processes(self.against))
 
     def write(self, name: str, predicted: Predicted) -> list[str]:
         """Write them; a line for each that says what was written.
@@ -136,14 +144,12 @@ class PredictedFiles(NamedTuple):
         return lines
 
     def _write_timeline(self, path: Path, name: str, predicted: Predicted) -> None:
-        from suite.commands.measured_processes import measured_processes
         from suite.predict.timeline.rank_timeline import rank_timelines
         from suite.predict.timeline.trace_file import write_trace
 
         workload, machine = _timed(predicted, name, _TIMELINE)
-        measured = () if self.against is None else measured_processes(self.against)
         try:
-            write_trace(path, name, rank_timelines(workload, machine, where=_TIMELINE), against=measured)
+            write_trace(path, name, rank_timelines(workload, machine, where=_TIMELINE), against=self.measured)
         except OSError as error:
             raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_TIMELINE) from error
 

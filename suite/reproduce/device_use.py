@@ -51,11 +51,16 @@ def checked_optimizations(asked: str | None, launch: PlannedLaunch) -> tuple[tup
         InputError: an unknown name, or an optimization that the launch cannot have or whose package is missing.
     """
     where = "--optimizations"
-    if asked in (None, "default"):
+    names = ["default"] if asked is None else [name.strip() for name in asked.split(",")]
+    if names == ["default"]:
         return default_optimizations(launch), lacking_by_default(launch)
-    if asked == "none":
+    if names == ["none"]:
         return (), ()
-    names = [name.strip() for name in (asked or "").split(",")]
+    for name in ("none", "default"):
+        if name in names:
+            raise InputError(
+                f"{name} stands alone", got=repr(asked), allowed=f"{name}, or names without it", where=where
+            )
     for name in names:
         if name not in [known.value for known in RULES]:
             allowed = ", ".join(["none", "default", *(known.value for known in Optimization if known in RULES)])

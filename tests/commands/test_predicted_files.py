@@ -170,6 +170,14 @@ def test_a_measured_trace_stands_next_to_the_prediction_and_begins_with_it(answe
     assert others == ["gloo:all_reduce"]
 
 
+def test_a_predicted_timeline_is_no_measurement(capsys, answer, tmp_path):
+    predicted, path = tmp_path / "predicted.json", tmp_path / "step.json"
+    answer("gpt2-124m", "--timeline", str(predicted))
+    assert main(["predict", "gpt2-124m", "--timeline", str(path), "--against", str(predicted)]) == 2
+    assert "--against: a predicted timeline, not a measured trace; got " in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_the_terms_of_a_record_without_a_trace_stand_next_to_the_prediction(answer, tmp_path):
     path = tmp_path / "step.json"
     begin = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
@@ -219,6 +227,7 @@ REFUSED = {
     "bloom-mini --timeline HERE/new.json": "--timeline: no step of it is predicted",
     "gpt2-124m --timeline HERE/new.json --against HERE/old.json": "--against: no trace: no events",
     "gpt2-124m --timeline HERE/new.json --against HERE/none.json": "--against",
+    "bloom-mini --timeline HERE/new.json --against HERE/old.json": "--against: no trace: no events",
     "bloom-176b --batch 1048576 --timeline HERE/new.json": "--timeline: a timeline would be too long",
 }
 

@@ -107,6 +107,13 @@ def test_products_in_8_bits_have_no_predicted_time():
     check_timed(planned(device="cpu"))
 
 
+@pytest.mark.parametrize("asked", ["none,epilogues", "epilogues,none", "default,across-blocks", "none,default"])
+def test_none_and_default_stand_alone_among_optimizations(asked):
+    name = "none" if "none" in asked else "default"
+    with pytest.raises(InputError, match=f"--optimizations: {name} stands alone; got '{asked}', allowed: {name}, or"):
+        planned(device="cpu", optimizations=asked)
+
+
 def gpu_of(capability: tuple[int, int]) -> tuple[CudaDevice, ...]:
     return (CudaDevice(name="", uuid="", pci="", memory_bytes=80 * 2**30, gpu=Gpu(capability=capability)),)
 

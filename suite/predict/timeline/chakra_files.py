@@ -7,6 +7,7 @@ was at hand to read again). A file is a GlobalMetadata, then Nodes, each with it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from suite.predict.timeline.wire_format import chosen_number, delimited, message
 
 SCHEMA = "0.0.4"
 GROUPS = "comm_groups.json"
+_TRACE_NAME = re.compile(r"step\.[0-9]+\.et")
 # GlobalMetadata
 _VERSION = 1
 # Node
@@ -70,10 +72,15 @@ def _attribute(name: str, field: int, value: int) -> bytes:
 def write_traces(directory: Path, traces: Mapping[int, Sequence[TraceNode]]) -> list[Path]:
     """Write step.RANK.et for each rank, and `GROUPS`: number of each group, and its ranks.
 
+    Traces of an earlier step in the directory are removed, so that no ranks of it stand among the new ones.
+
     Raises:
-        OSError: a file cannot be written.
+        OSError: a file cannot be written or removed.
     """
     directory.mkdir(exist_ok=True)
+    for path in [*directory.iterdir()]:
+        if _TRACE_NAME.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
     groups = process_groups(traces)
     written = []
     for rank, nodes in traces.items():

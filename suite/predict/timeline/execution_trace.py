@@ -129,7 +129,7 @@ class _Nodes:
                 self._add_span(span)
 
     def _add_pass(self, done: Pass, spans: Sequence[StepSpan]) -> None:
-        """What a pass receives, computes and exchanges, and what it sends."""
+        """Add what a pass receives, computes and exchanges, and what it sends."""
         receives, sends = self._neighbours(done)
         if receives is not None:
             self._add_transfer(TraceNodeKind.RECEIVE, receives, done, 0.0)

@@ -107,8 +107,8 @@ def rank_timelines(workload: Workload, machine: Machine, *, where: str) -> list[
     slowest = max(timed_ones, key=lambda stage: stage.step.time.total_seconds)
     found = []
     for stage in stages:
-        behind = slowest.step.time.total_seconds - stage.step.time.total_seconds
-        made = _rank_timeline(workload, stage, timed[stage.number], pipeline_end=pipeline_end, behind=behind)
+        wait = slowest.step.time.total_seconds - stage.step.time.total_seconds
+        made = _rank_timeline(workload, stage, timed[stage.number], pipeline_end=pipeline_end, slowest_wait=wait)
         found.append(made._replace(is_slowest=stage is slowest))
     return found
 
@@ -142,7 +142,7 @@ def _stages(workload: Workload, machine: Machine, micro_batches: int) -> list[_T
 
 
 def _rank_timeline(
-    workload: Workload, stage: _TimedStage, timed: Sequence[TimedPass], *, pipeline_end: float, behind: float
+    workload: Workload, stage: _TimedStage, timed: Sequence[TimedPass], *, pipeline_end: float, slowest_wait: float
 ) -> RankTimeline:
     """The step of a stage that is over so many seconds before the slowest one's."""
     spans: list[StepSpan] = []
@@ -164,7 +164,7 @@ def _rank_timeline(
         if each.axis in DATA_PARALLEL and each.operation == "all_gather":
             now = _message(spans, "data parallel", now, each)
     now = _added(spans, "overhead", now, time.overhead_seconds, StepTerm.OVERHEAD)
-    _added(spans, SLOWEST_WAIT, now, behind, StepTerm.EXPOSED_COMMUNICATION)
+    _added(spans, SLOWEST_WAIT, now, slowest_wait, StepTerm.EXPOSED_COMMUNICATION)
     rank = first_rank(workload.layout, stage.number)
     return RankTimeline(stage.number, rank, step, False, passes, update, spans, stage.traffic)
 

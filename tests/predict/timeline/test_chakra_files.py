@@ -232,6 +232,17 @@ def test_a_directory_with_files_is_refused_without_force(capsys, tmp_path):
     assert len([*Path(tmp_path / "old").glob("step.*.et")]) == 8
 
 
+def test_force_removes_the_traces_of_an_earlier_step_and_nothing_else(capsys, tmp_path):
+    others = {"step.1.et.bak", "my.step.1.et", "step.x.et", "notes.txt"}
+    for name in ("step.1.et", "step.8.et", "step.1000.et", *others):
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    (tmp_path / "step.9.et").mkdir()
+    assert main(["predict", "gpt2-124m", "--chakra", str(tmp_path), "--force"]) == 0
+    capsys.readouterr()
+    ranks = {f"step.{rank}.et" for rank in range(8)}
+    assert {path.name for path in tmp_path.iterdir()} == others | ranks | {"step.9.et", "comm_groups.json"}
+
+
 @pytest.mark.parametrize("words", ["dp4,tp2,pp2,cp2,ep2", "dp2,tp4,order-tp-pp-dp-cp,pp2,cp2", "dp8,zero3,shard4"])
 def test_groups_partition_the_ranks(words):
     layout = parse_layout(words)
