@@ -389,7 +389,7 @@ def in_fp8(run: str, micro_batches: int) -> float:
     """The step with FP8 GEMMs over that in 16 bits, as `predict` has them of one H100."""
     words = ["predict", run, "--on", "h100-sxm", "--gpus", "1", "--stack", "this-suite", "--json"]
     words += ["--batch", str(micro_batches * micro_batch_of(run))]
-    steps = []
+    steps: list[float] = []
     for of_format in ("none", FP8):
         command = [sys.executable, "-m", "suite", *words, "--products", of_format]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)  # 1: it does not fit
