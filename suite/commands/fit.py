@@ -99,7 +99,7 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
     Exit codes: 0 fits, or all of a directory run; 1 does not, or one cannot; 2 bad input; 3 not all are judged.
     """
     if run is not None and Path(run).is_dir():
-        of_one = {"--products": products, "--fix": fix, "--any-software": any_software}
+        of_one = {"--gemm-dtype": products, "--fix": fix, "--any-software": any_software}
         of_one |= {"--serve": serving.serve, "--tiers": serving.tiers}
         _audit(Path(run), asked, _Given(model, csv, force, json), of_one | serving.options | tracing.given)
         return
@@ -115,7 +115,7 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
         serve_model(run, asked, serving, as_json=json)
         return
     if (reason := no_formula(run, tracing)) is not None:
-        of_runs = {"--stack": asked.stack, "--tokens": asked.training.tokens, "--products": products}
+        of_runs = {"--stack": asked.stack, "--tokens": asked.training.tokens, "--gemm-dtype": products}
         check_absent(of_runs | {"--any-software": any_software or None}, what="is of runs")
         fit_model(run, asked, tracing, reason=reason, as_json=json)
         return

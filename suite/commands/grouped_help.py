@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 ARGUMENTS, OTHERS = "Arguments", "Options"
 _EXAMPLES = re.compile(r"Examples?: ")
+_FORMER = (", --products",)  # names that options had: still read, no longer shown
 _HYPHEN = "\u2011"  # where a line must not end
 
 
@@ -55,6 +56,8 @@ class GroupedCommand(TyperCommand):
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"
                 term, text = record
+                for name in _FORMER:
+                    term = term.replace(name, "")
                 shown = (_capitals(term) if is_argument else term, text.replace("-", _HYPHEN))
                 usual = ARGUMENTS if is_argument else OTHERS
                 groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(shown)

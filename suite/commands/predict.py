@@ -114,7 +114,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
     of_runs: dict[str, object] = {
         "--stack": asked.stack,
         "--tokens": asked.training.tokens,
-        "--products": products,
+        "--gemm-dtype": products,
         "--from": records,
         "--choices": show_choices or None,
         "--price": price,

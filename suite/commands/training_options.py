@@ -13,6 +13,7 @@ from reference_runs.machine_model import chosen_edition, edition_chosen
 from reference_runs.run import ProductFormat, precision_of
 from suite.commands.options import with_parameters
 from suite.predict.plan.asked import AskedTraining, check_positive
+from suite.reproduce.request import GEMM_DTYPE
 
 MACHINE_PANEL = "Machine and software"
 TRAINING_PANEL = "Training"
@@ -70,7 +71,9 @@ Tokens = Annotated[
 ]
 Products = Annotated[
     ProductFormat | None,
-    typer.Option(help="GEMM format of the layers (default: the run's own).", rich_help_panel=TRAINING_PANEL),
+    typer.Option(
+        *GEMM_DTYPE, help="GEMM format of the layers (default: the run's own).", rich_help_panel=TRAINING_PANEL
+    ),
 ]
 Price = Annotated[
     float | None,
@@ -136,7 +139,7 @@ class Asked(NamedTuple):
             "--micro-batch": _typed(training.micro_batch),
             "--sequence": _typed(training.sequence),
             "--tokens": _typed(training.tokens),
-            "--products": self.products,
+            "--gemm-dtype": self.products,
             "--fix": self.fix,
             "--edition": chosen_edition(),
         }

@@ -40,7 +40,7 @@ def measurements(*, short: bool) -> list[HourPart]:
         *(_alone(name, short) for name in possible(SMALL)),
         _launch(SMALL, "triton", ("--kernels", KernelChoice.TRITON.value), short),
         _launch(f"{LARGE}-b64", "triton", ("--kernels", KernelChoice.TRITON.value), short),
-        _launch(f"{LARGE}-b64", "fp8-current", ("--products", "fp8-current"), short),
+        _launch(f"{LARGE}-b64", "fp8-current", ("--gemm-dtype", "fp8-current"), short),
         _llama(short),
         _whole_batch(ALL, all_of_large, short),
         _whole_batch(PLAIN, ("--optimizations", "none"), short),

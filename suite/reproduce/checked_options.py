@@ -37,13 +37,13 @@ def of_global_batch(samples: int, recipe: Recipe, layout: Layout) -> tuple[Recip
 
 
 def checked_products(words: str) -> ProductFormat:
-    """The format of a run's products that was asked for.
+    """The format of a run's GEMMs that was asked for.
 
     Raises:
         InputError: an unknown word.
     """
     if words not in list(ProductFormat):
-        raise InputError("unknown products", got=repr(words), allowed=", ".join(ProductFormat), where="--products")
+        raise InputError("unknown GEMM format", got=repr(words), allowed=", ".join(ProductFormat), where="--gemm-dtype")
     return ProductFormat(words)
 
 

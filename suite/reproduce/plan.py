@@ -299,7 +299,7 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
         check_grouped_queries(architecture, recipe, layout, device, where)
         check_ramp_up(recipe, layout, run.where)
         gpus = [each.gpu for each in cuda_device_list()] if device == "cuda" else []
-        check_products(workload, device, gpus, "--products" if request.products else run.where)
+        check_products(workload, device, gpus, "--gemm-dtype" if request.products else run.where)
     mistakes.refuse()
 
 

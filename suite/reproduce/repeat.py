@@ -34,7 +34,7 @@ def repeating_command(begin: Begin) -> str | None:
         "global-batch": job.recipe.global_batch,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
         "optimizations": _optimizations(job),
-        "products": job.recipe.product_format.value if job.recipe.product_format.casts else None,
+        "gemm-dtype": job.recipe.product_format.value if job.recipe.product_format.casts else None,
         **_averaging(job.averaging),
         "exact-steps": job.exact_steps or None,
         "synchronisation": job.synchronisation,

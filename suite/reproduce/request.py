@@ -16,6 +16,7 @@ OPTIMIZERS: tuple[str, ...] = ("adam", Averaging.ONE_BIT.value)  # adam: Adam or
 COMPRESSIONS: tuple[str, ...] = ("none", Averaging.FP16.value, Averaging.BF16.value, Averaging.POWER_SGD.value)
 
 # Options that other commands have too
+GEMM_DTYPE = ("--gemm-dtype", "--products")  # the second is the name that it had: read for one release
 Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 Compiled = Annotated[
     bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile (default: on CUDA only).")
@@ -89,7 +90,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     products: Annotated[
         str | None,
         typer.Option(
-            help="GEMM format of linear layers: none or fp8-current; see docs/predictions.md (default: the run's own)."
+            *GEMM_DTYPE,
+            help="GEMM format of linear layers: none or fp8-current; see docs/predictions.md (default: the run's own).",
         ),
     ] = None
     optimizer: Annotated[
@@ -198,7 +200,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Request)}
-_RENAMED = {"renewal": "renew_second_moment"}
+_RENAMED = {"renewal": "renew_second_moment", "products": "gemm_dtype"}
 
 # The headings of --help, each with its fields; the others stand first
 GROUPS: dict[str, tuple[str, ...]] = {

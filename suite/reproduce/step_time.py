@@ -57,7 +57,7 @@ def check_timed(plan: Plan) -> None:
         raise InputError(what, got=got, where="--share-devices")
     if plan.recipe.product_format.casts:
         what, got = "products without a measured time", plan.recipe.product_format.value
-        raise InputError(what, got=got, allowed="none", where="--products")
+        raise InputError(what, got=got, allowed="none", where="--gemm-dtype")
     if plan.kernels is not KernelChoice.TORCH:
         raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
     if plan.averaging is not Averaging.EXACT:

@@ -205,12 +205,12 @@ def check_products(workload: Workload, device: str, gpus: Sequence[Gpu], where: 
         return
     if old := [gpu.capability for gpu in gpus if gpu.capability < FP8_CAPABILITY]:
         what = "GPUs of this compute capability have no products in 8 bits"
-        allowed = f"{'.'.join(map(str, FP8_CAPABILITY))} or later: Ada, Hopper, Blackwell; or --products none"
+        allowed = f"{'.'.join(map(str, FP8_CAPABILITY))} or later: Ada, Hopper, Blackwell; or --gemm-dtype none"
         raise InputError(what, got=".".join(map(str, old[0])), allowed=allowed, where=where)
     sizes = {size for part in products_in_format(workload).values() for size in part[1:]}
     if odd := sorted(size for size in sizes if size % FP8_MULTIPLE):
         what = f"products in 8 bits of sizes that are no multiples of {FP8_MULTIPLE}"
-        raise InputError(what, got=", ".join(map(str, odd)), allowed="--products none", where=where)
+        raise InputError(what, got=", ".join(map(str, odd)), allowed="--gemm-dtype none", where=where)
 
 
 def check_kernels(architecture: Architecture, layout: Layout, kernels: KernelChoice, where: str = "--kernels") -> None:

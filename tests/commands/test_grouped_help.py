@@ -53,6 +53,20 @@ def test_shared_options_have_the_same_heading_and_words_in_every_command(groups)
         assert len(said) == 1, said
 
 
+@pytest.mark.parametrize("command", ["predict", "fit", "plan", "reproduce"])
+def test_the_former_name_of_gemm_dtype_is_not_shown(command, groups):
+    (line,) = (line for lines in groups(command).values() for line in lines.splitlines() if "--gemm-dtype" in line)
+    assert "--products" not in line
+
+
+def test_the_former_name_of_gemm_dtype_is_still_read(answered, refused):
+    asked = ("predict", "llama3.1-8b", "--on", "h100", "--gpus", "8")
+    by_name, plain = (answered(*asked, *words) for words in (("--gemm-dtype", "fp8-delayed"), ()))
+    assert answered(*asked, "--products", "fp8-delayed") == by_name != plain
+    line = refused("reproduce", "gpt2-mini", "--device", "cpu", "--products", "fp9")
+    assert line.startswith("--gemm-dtype: unknown GEMM format; got 'fp9'")
+
+
 EVERY = (
     *(name for name in ALL if name not in OF_OTHERS),
     *(f"{group} {name}" for group, names in OF_OTHERS.items() for name in names),

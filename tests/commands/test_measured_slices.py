@@ -120,7 +120,7 @@ def test_every_slice_that_is_planned_is_one_of_its_run(monkeypatch):
         if layer.scaled is not whole_sequences or layer.seconds.forward != seconds:
             wrong.append((name, layer))
         if recipe != run.recipe:
-            with pytest.raises(InputError, match="--products none asks for it"):
+            with pytest.raises(InputError, match="--gemm-dtype none asks for it"):
                 sliced_parts(name, workload._replace(recipe=run.recipe), taken)
     assert wrong == []
 

@@ -219,7 +219,7 @@ def test_a_column_has_one_unit_and_one_number_of_decimals(said):
 
 @pytest.mark.parametrize("command", ["plan", "fit"])
 def test_another_format_of_the_products_is_searched_with_as_predict_predicts_it(command, answered):
-    asked = ("llama3.1-8b", "--on", "h100", "--gpus", "8", "--stack", "megatron-core", "--products", "fp8-delayed")
+    asked = ("llama3.1-8b", "--on", "h100", "--gpus", "8", "--stack", "megatron-core", "--gemm-dtype", "fp8-delayed")
     found = answered(command, *asked)
     fastest = found["best"][0] if command == "plan" else found["fastest"]
     figures = answered("predict", *asked, "--layout", fastest["layout"])["figures"]

@@ -78,7 +78,7 @@ def test_another_format_of_the_products_changes_time_and_memory_and_no_flop(answ
     asked = ("llama3.1-8b", "--layout", "dp8,zero1,fused", "--on", "h100")
     wide, narrow = ({}, {})
     for figures, product_format, code in ((wide, "none", 1), (narrow, "fp8-current", 0)):
-        entry = answer(*asked, "--products", product_format, code=code)
+        entry = answer(*asked, "--gemm-dtype", product_format, code=code)
         for row in entry["figures"]:
             if row["term"] in (None, "of the peak in fp8") and row["axis"] is None and row["stage"] is None:
                 figures[row["quantity"], row["term"]] = row["left"]
@@ -97,7 +97,7 @@ def test_products_that_the_accelerator_has_not_are_refused_with_those_that_have_
     line = refused("predict", "deepseek-v3", "--on", "a100")
     assert "a100-sxm-80gb computes no matrix products in this format; got fp8-blockwise, allowed: none, or an" in line
     assert "h100-sxm" in line
-    line = refused("predict", "llama3.1-405b", "--on", "h200", "--products", "nvfp4")
+    line = refused("predict", "llama3.1-405b", "--on", "h200", "--gemm-dtype", "nvfp4")
     assert (
         "got nvfp4, allowed: none, fp8-delayed, fp8-current, fp8-blockwise, or another accelerator: b200-sxm, " in line
     )
@@ -112,7 +112,7 @@ def test_deepseek_v3_takes_its_products_format_from_its_record(answer):
     entry = answer("deepseek-v3")
     (row,) = (row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert -0.1 < row["left"] / row["right"] - 1 < 0
-    wide = answer("deepseek-v3", "--products", "none")
+    wide = answer("deepseek-v3", "--gemm-dtype", "none")
     (plain,) = (row for row in wide["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert plain["left"] / row["left"] - 1 > 0.15
 
@@ -343,7 +343,7 @@ def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(text, answer, 
         more = "more" if change["step_seconds"] > 0 else "less"
         assert f"{words}: {100 * abs(change['step_seconds']):.1f} % {more} time" in shown
     # FP8 where the run has none: beside the other accelerator, each by itself
-    onto = ("--on", "h100", "--products", "fp8-delayed")
+    onto = ("--on", "h100", "--gemm-dtype", "fp8-delayed")
     board, products = changed(*onto)
     assert products["choice"] == "products in fp8-delayed in place of bf16 alone"
     assert products["step_seconds"] == pytest.approx(
@@ -356,7 +356,7 @@ def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(text, answer, 
     assert elsewhere["choice"] == "mi300x in place of a100-sxm-80gb, and stack generic in place of megatron-core"
     # and where the accelerator has none, it is refused with those that have it
     assert "allowed: none, or another accelerator: " in refused(
-        "predict", "megascale-175b", "--products", "fp8-delayed"
+        "predict", "megascale-175b", "--gemm-dtype", "fp8-delayed"
     )
 
 

@@ -35,7 +35,7 @@ CASES = {
     "mixture, interleaved": "mixtral-8x7b",
     "context parallel": "llama3.1-405b --layout dp8,tp8,cp16,pp16,sp,zero1,1f1b --sequence 131072 --batch 256",
     "full recomputation, ZeRO-2": "llama2-70b --layout dp64,tp4,zero2,recompute-full,micro1 --batch 512",
-    "FP8": "llama2-70b --on h100-sxm --layout dp8,tp4,pp2,zero1,micro1 --batch 128 --products fp8-current",
+    "FP8": "llama2-70b --on h100-sxm --layout dp8,tp4,pp2,zero1,micro1 --batch 128 --gemm-dtype fp8-current",
 }
 TOLERANCE = 1e-9  # seconds
 

@@ -102,7 +102,7 @@ def test_ranks_with_a_gpu_each_share_nothing_and_there_must_be_gpus_to_share():
 def test_products_in_8_bits_have_no_predicted_time():
     made = planned(device="cpu", products="fp8-current")
     assert made.recipe.product_format is ProductFormat.FP8_CURRENT
-    with pytest.raises(InputError, match="--products: products without a measured time; got fp8-current"):
+    with pytest.raises(InputError, match="--gemm-dtype: products without a measured time; got fp8-current"):
         check_timed(made)
     check_timed(planned(device="cpu"))
 
@@ -127,8 +127,8 @@ def test_products_in_8_bits_need_ada_or_later(monkeypatch):
     with pytest.raises(InputError) as refusal:
         planned(device="cuda", products="fp8-current")
     assert str(refusal.value) == (
-        "--products: GPUs of this compute capability have no products in 8 bits; got 8.0, "
-        "allowed: 8.9 or later: Ada, Hopper, Blackwell; or --products none"
+        "--gemm-dtype: GPUs of this compute capability have no products in 8 bits; got 8.0, "
+        "allowed: 8.9 or later: Ada, Hopper, Blackwell; or --gemm-dtype none"
     )
     assert planned(device="cuda").recipe.product_format is ProductFormat.NONE
 
@@ -140,7 +140,7 @@ def test_products_in_8_bits_of_odd_sizes_are_refused_on_gpus_alone(monkeypatch):
     shape = msgspec.structs.replace(workload.architecture, ffn_hidden=1000)
     odd = workload._replace(architecture=shape)
     check_products(odd, "cpu", [], "here")
-    with pytest.raises(InputError, match="sizes that are no multiples of 16; got 1000, allowed: --products none"):
+    with pytest.raises(InputError, match="sizes that are no multiples of 16; got 1000, allowed: --gemm-dtype none"):
         check_products(odd, "cuda", [Gpu()], "here")
 
 

@@ -62,7 +62,7 @@ def test_a_miniature_multiplies_in_another_format_where_that_is_asked_for():
 
 
 PRODUCTS = [
-    ({"products": "fp9"}, "--products: unknown products; got 'fp9', allowed: none, fp8-delayed, fp8-current"),
+    ({"products": "fp9"}, "--gemm-dtype: unknown GEMM format; got 'fp9', allowed: none, fp8-delayed, fp8-current"),
     ({"products": "mxfp8"}, "this version does not execute products in that format; got mxfp8"),
     ({"products": "fp8-current", "layout": "tp2"}, "that layout; got tp2 with fp8-current products"),
     ({"products": "fp8-current", "name": "mixtral-mini"}, "experts with products in a format of their own"),

@@ -41,7 +41,7 @@ def planned_again(command: str, results: Path):
             options["renewal"] = True
         else:
             value = next(rest)
-            options[word[2:].replace("-", "_")] = value
+            options["products" if word == "--gemm-dtype" else word[2:].replace("-", "_")] = value
     return plan(msgspec.convert({"name": name, "results": results, **options}, Request, strict=False))
 
 
@@ -105,7 +105,7 @@ def test_a_format_of_products_that_was_asked_for_is_asked_for_again(tmp_path):
     begin = recorded()[0]
     recipe = msgspec.structs.replace(begin.job.recipe, product_format=ProductFormat.FP8_CURRENT)
     command = command_of(begin, job={"recipe": recipe})
-    assert "--products fp8-current" in command
+    assert "--gemm-dtype fp8-current" in command
     assert planned_again(command, tmp_path).recipe == recipe
 
 

@@ -100,7 +100,7 @@ def test_a_slice_is_compiled_counted_and_timed_in_the_device_s_stream(tmp_path: 
         ("mt-nlg-mini", "--compile --kernels triton"),
         ("gpt2-124m", "--ranks 1"),
         ("gpt2-1558m", "--ranks 1"),
-        ("gpt2-1558m", "--ranks 1 --global-batch 64 --products fp8-current"),
+        ("gpt2-1558m", "--ranks 1 --global-batch 64 --gemm-dtype fp8-current"),
     ],
 )
 def test_a_launch_agrees_with_its_prediction(name: str, options: str, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def _mistakes(run: str, workload: Workload, measured: MeasuredSlice) -> Iterator
         yield "layers of another architecture"
     for key in ("precision", "product_format"):
         if (got := getattr(job.recipe, key)) != (own := getattr(workload.recipe, key)):
-            yield f"{key} {got}, not {own}{f' (--products {got} asks for it)' if key == 'product_format' else ''}"
+            yield f"{key} {got}, not {own}{f' (--gemm-dtype {got} asks for it)' if key == 'product_format' else ''}"
     for key in _OF_LAYERS:
         field = "executed_recomputation" if key == "recomputation" else key
         if (got := getattr(job.layout, key)) != (own := getattr(workload.layout, field)):

@@ -53,7 +53,7 @@ def command(state: ExploreState) -> str:
         "--on": state.on,
         "--network": _typed(state.network),
         "--stack": state.stack,
-        "--products": state.products,
+        "--gemm-dtype": state.products,
         "--precision": state.precision,
         "--batch": _typed(state.batch),
         "--sequence": _typed(state.sequence),

@@ -143,7 +143,7 @@ def _how(asked: UtilisationTarget, how: _RowKey) -> str:
     name, _, eager = how.kernels.partition(", ")
     kernels = "" if name == KernelChoice.TORCH else f" --kernels {name}"
     kernels += " --no-compile" if eager else ""
-    products = f" --products {how.product_format}" if _casts(how) else ""
+    products = f" --gemm-dtype {how.product_format}" if _casts(how) else ""
     batch = "" if asked.batch in (None, how.batch) else f" --global-batch {how.batch}"
     return f"`{asked.command}{batch}{kernels}{products} --optimizations {how.optimizations.replace(', ', ',')}`"
 

@@ -221,7 +221,7 @@ def test_products_that_no_profile_has_are_refused_by_name_and_16_bit_ones_in_the
     assert "--machine: products in recipe.product_format are not calibrated; got fp8-blockwise, allowed: none" in (
         capsys.readouterr().err
     )
-    assert main([*asked, "--products", "none"]) == 1  # does not fit
+    assert main([*asked, "--gemm-dtype", "none"]) == 1  # does not fit
 
 
 def test_whose_profile_it_is_and_what_is_assumed_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

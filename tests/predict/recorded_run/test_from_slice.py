@@ -237,7 +237,7 @@ def test_a_slice_of_another_layout_run_shape_or_precision_is_refused() -> None:
         (
             msgspec.structs.replace(job, recipe=scaled),
             of_known,
-            "product_format fp8-current, not none .--products fp8-current asks for it",
+            "product_format fp8-current, not none .--gemm-dtype fp8-current asks for it",
         ),
         (msgspec.structs.replace(job, slice=None), of_known, "a record of bloom-176b-slice, which is no slice"),
     ):

@@ -230,7 +230,7 @@ def test_launches_with_8_bit_gemms_have_a_table_of_their_own_and_no_mfu(tmp_path
     (title, _, line) = format_table([in_8_bits]).splitlines()
     assert "| bf16-equivalent | of the format's peak |" in title
     assert "| fp8-current | 1 | 60.0% | 30.0% | 1970-01-01 |" in line
-    assert line.endswith("--global-batch 64 --products fp8-current --optimizations none` |")
+    assert line.endswith("--global-batch 64 --gemm-dtype fp8-current --optimizations none` |")
 
 
 def test_what_is_asked_of_a_gpu_can_be_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
