@@ -391,7 +391,7 @@ def in_fp8(run: str, micro_batches: int) -> float:
     words += ["--batch", str(micro_batches * micro_batch_of(run))]
     steps: list[float] = []
     for of_format in ("none", FP8):
-        command = [sys.executable, "-m", "suite", *words, "--products", of_format]
+        command = [sys.executable, "-m", "suite", *words, "--gemm-dtype", of_format]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)  # 1: it does not fit
         figures = msgspec.json.decode(done.stdout)["figures"]
         whole = (each["left"] for each in figures if each["quantity"] == "step_seconds" and each["term"] is None)
