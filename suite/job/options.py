@@ -30,7 +30,7 @@ class Optimization(enum.StrEnum):
     PACKED_GRADIENTS: attention writes the gradients of queries, keys and values into one buffer.
     ACROSS_BLOCKS: the residual sum at the end of a block is computed with the next block's norm.
     FLASH_ATTENTION_3: attention by FlashAttention 3.
-    MICRO_BATCH_GRAPH: both passes of a micro-batch are one CUDA graph.
+    MICRO_BATCH_GRAPH: each pass of a micro-batch is a CUDA graph.
     DEPENDENT_LAUNCH: a compiled kernel is launched before the one that it waits for has ended.
     ONE_PASS_UPDATE: clipping, AdamW and the 16-bit copy of the weights are one pass over memory.
     """

@@ -7,7 +7,7 @@ the two updates: `step`, `exp_avg`, `exp_avg_sq` of each parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -42,16 +42,17 @@ class UpdatesTaken:
     """
 
     _taken: int = 0
-    _seen: tuple[int, int] = field(default=(0, 0))  # which counter, and its version when it was last written here
+    _seen: Tensor | None = None  # the counter; held, so that none that replaces it is taken for it
+    _version: int = 0  # of the counter when it was last written here
 
     def next(self, counters: Sequence[Tensor]) -> int:
         """Count an update in each counter; returns its number, 1 the first."""
         first = counters[0]
-        if (id(first), first._version) != self._seen:
+        if first is not self._seen or first._version != self._version:
             self._taken = int(first.item())
         torch._foreach_add_(list(counters), 1)
         self._taken += 1
-        self._seen = id(first), first._version
+        self._seen, self._version = first, first._version
         return self._taken
 
 

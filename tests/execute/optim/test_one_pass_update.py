@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import msgspec
@@ -166,6 +167,16 @@ def test_the_counter_is_read_only_where_it_was_loaded(monkeypatch: pytest.Monkey
     assert [taken.next(counters) for _ in range(2)] == [10, 11]
     assert read == [0, 9]
     assert [float(counter) for counter in counters] == [11, 5]
+
+
+def test_the_counter_is_held_so_that_none_that_replaces_it_has_the_same_identity() -> None:
+    taken, counter = UpdatesTaken(), torch.zeros(())
+    taken.next([counter])
+    held = weakref.ref(counter)
+    del counter
+    assert held() is not None
+    assert taken.next([torch.tensor(9.0)]) == 10
+    assert held() is None
 
 
 def test_the_norm_is_that_of_all_gradients() -> None:
