@@ -108,6 +108,8 @@ def _on_cuda(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, scale: float
 ) -> Tensor:
     packed = _packed_gradient(q)
+    if gradient.stride(-1) != 1 or 0 in gradient.stride():  # of an expanded tensor, say: the libraries read rows
+        gradient = gradient.contiguous()
     given = (gradient, q, k, v, out, logarithms)
     parts = _parts(packed, q.shape[-1])
     if has_flash_attention_3():

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from suite.execute.measure.counters import LocalFlopCounter
+from suite.execute.model import packed_attention as packed_module
 from suite.execute.model.packed_attention import packed_attention
 
 BATCH, LENGTH, HEADS, HEAD_DIM, SCALE = 2, 37, 3, 8, 0.3
@@ -60,3 +61,18 @@ def test_the_gradient_is_written_where_the_projection_has_its_output() -> None:
     out, logarithms = forward(q, k, v, 0.0, True, scale=SCALE)[:2]
     given = (torch.ones_like(out), q, k, v, out, logarithms, SCALE)
     torch.library.opcheck(torch.ops.llm_reference_runs.packed_attention_backward.default, given)
+
+
+def test_the_libraries_get_an_upstream_gradient_whose_rows_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(packed_module, "_by_cudnn", lambda tensors, *_: given.append(tensors[0]))
+    shape = BATCH, HEADS, LENGTH, HEAD_DIM
+    usual = torch.randn(BATCH, LENGTH, HEADS, HEAD_DIM).transpose(1, 2)
+    apart, same = torch.randn(*shape[:2], HEAD_DIM, LENGTH).mT, torch.ones(()).expand(shape)
+    q = torch.randn(shape)
+    for gradient in (usual, apart, same):
+        packed_module._on_cuda(gradient, q, q, q, q, q[..., 0], SCALE)
+    assert given[0] is usual
+    for found, right in zip(given[1:], (apart, same), strict=True):
+        assert found.is_contiguous()
+        assert torch.equal(found, right)
