@@ -31,8 +31,10 @@ from torch import Tensor
 
 WORKSPACE_BYTES = 32 << 20  # of a stream: what NVIDIA recommends for Hopper, and PyTorch gives cuBLAS there
 MOST_ALIGNMENT, LEAST_ALIGNMENT = 256, 16  # bytes of an address: of the library's heuristics, of its fast kernels
+SAMPLED_ROWS = 512  # of a result, that are compared
+DEFAULT_STREAM = 0  # its handle in CUDA, where PyTorch computes unless another is made current
 CANDIDATES = 16  # algorithms that are timed for a shape
-ROUNDS, CALLS = 3, 5  # rounds over the candidates, and calls of each in a round: the median of rounds counts
+ROUNDS, CALLS = 3, 10  # rounds over the candidates, and timed calls of each in a round: the median of rounds counts
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 COMPUTE_32F = 68  # cublasComputeType_t
 TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LD = 3, 4, 7, 8, 11, 12  # cublasLtMatmulDescAttributes_t
@@ -128,6 +130,14 @@ class Gemm(NamedTuple):
         return [each for each in (self.left, self.right, self.out, self.bias, self.aux) if each is not None]
 
     @property
+    def results(self) -> list[Tensor]:
+        """All that are written: out, then what the epilogue writes beside it."""
+        beside = {Epilogue.BGRADB: self.bias}
+        beside |= dict.fromkeys((Epilogue.GELU_AUX, Epilogue.GELU_AUX_BIAS), self.aux)
+        more = beside.get(self.epilogue)
+        return [self.out] if more is None else [self.out, more]
+
+    @property
     def kind(self) -> tuple[Hashable, ...]:
         """All that an algorithm depends on: shapes, strides, dtype, epilogue, device, alignment of addresses."""
         sizes = [(*each.shape, each.stride(0)) for each in self.tensors]
@@ -160,10 +170,18 @@ def _handle(device: int) -> c_void_p:
 
 
 def _workspace(device: int, stream: int) -> Tensor:
-    """Workspace of a stream, whose products run one after the other; it stays, as PyTorch's own do."""
-    if (device, stream) not in _workspaces:
-        _workspaces[device, stream] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")
-    return _workspaces[device, stream]
+    """Workspace of a stream, whose products run one after the other; it stays, as PyTorch's own do.
+
+    A stream that is captured has the default stream's: the graph is to be launched on the default stream, or in order
+    with its products. Where that has none yet, the graph's memory has one, which goes with the graph.
+    """
+    capturing = torch.cuda.is_current_stream_capturing()
+    place = device, DEFAULT_STREAM if capturing else stream
+    if (made := _workspaces.get(place)) is None:
+        made = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")
+        if not capturing:
+            _workspaces[place] = made
+    return made
 
 
 class _Descriptions:
@@ -221,11 +239,11 @@ class _Descriptions:
         """
         self._point(product)
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        out = product.out.data_ptr()
+        workspace, out = _workspace(self._device, stream), product.out.data_ptr()
         status = library().cublasLtMatmul(
             *(self._handle, self._operation, _ONE, product.right.data_ptr(), self._a, product.left.data_ptr(), self._b),
             *(_ZERO, out, self._d, out, self._d, algorithm),
-            *(_workspace(self._device, stream).data_ptr(), WORKSPACE_BYTES, stream),
+            *(workspace.data_ptr(), WORKSPACE_BYTES, stream),
         )
         if status:
             raise CublasLtError(f"cublasLtMatmul: {STATUS.get(status, status)}")
@@ -253,18 +271,24 @@ def multiply(product: Gemm, *, tuned: bool) -> None:
     Args:
         tuned: whether a kind of product that comes for the first time has the library's algorithms timed, and
             PyTorch's operators; the fastest is kept. Otherwise it is the one that the library's heuristics name first.
-            A CUDA graph that is captured cannot wait for times: there it is the first too.
+            A CUDA graph that is captured cannot wait for times: a kind that was timed before has its fastest there,
+            another the first.
 
     Raises:
         CublasLtError: the library refused what its heuristics had found.
     """
     device = product.out.device.index
     with _lock, nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device):
-        tuned = tuned and not torch.cuda.is_current_stream_capturing()
-        kind = (*product.kind, tuned)
-        if (way := _ways.get(kind)) is None:
-            way = _ways[kind] = _way(product, tuned=tuned)
-        way(product)
+        _chosen(product, tuned=tuned)(product)
+
+
+def _chosen(product: Gemm, *, tuned: bool) -> Way:
+    kind = (*product.kind, tuned)
+    if (way := _ways.get(kind)) is None:
+        if tuned and torch.cuda.is_current_stream_capturing():
+            return _chosen(product, tuned=False)
+        way = _ways[kind] = _way(product, tuned=tuned)
+    return way
 
 
 def library_ways(product: Gemm) -> list[Way]:
@@ -292,18 +316,39 @@ def _way(product: Gemm, *, tuned: bool) -> Way:
 
 
 def fastest(ways: Sequence[Way], product: Gemm) -> Way:
-    """The way whose median time over the rounds is least; one that the library refuses is left out."""
+    """The way whose median time over the rounds is least.
+
+    One that the library refuses is left out, as is one whose results are not PyTorch's but for rounding.
+
+    Before the first event each way is called once, untimed: the device computes while the host launches the calls that
+    are timed. Bias that remains: a product that the device computes in less time than the host needs to launch it has
+    the host's time, and calls through ctypes take longer than PyTorch's own, which is then kept too often.
+    """
     able: list[Way] = []
+    flags = torch.backends.cuda.matmul
+    reduced = flags.allow_bf16_reduced_precision_reduction, flags.allow_fp16_reduced_precision_reduction
+    flags.allow_bf16_reduced_precision_reduction = flags.allow_fp16_reduced_precision_reduction = False
+    product.plain()
+    flags.allow_bf16_reduced_precision_reduction, flags.allow_fp16_reduced_precision_reduction = reduced
+    right = _sampled(product)
+    bounds = _bounds(product, right)
     for way in ways:
+        for result in product.results:
+            result.fill_(torch.nan)
         try:
             way(product)
         except CublasLtError:
             continue
-        able.append(way)
+        if way is _plain or not any(
+            bool((~((found - plain).abs() <= bound)).any())
+            for found, plain, bound in zip(_sampled(product), right, bounds, strict=True)
+        ):
+            able.append(way)
     times: list[list[float]] = [[] for _ in able]
     for _ in range(ROUNDS):
         for way, of_way in zip(able, times, strict=True):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            way(product)
             start.record()
             for _ in range(CALLS):
                 way(product)
@@ -312,3 +357,45 @@ def fastest(ways: Sequence[Way], product: Gemm) -> Way:
             of_way.append(start.elapsed_time(end))
     medians = [statistics.median(of_way) for of_way in times]
     return able[medians.index(min(medians))]
+
+
+def _rows(product: Gemm) -> Tensor:
+    """Numbers of the rows whose results are compared: at most `SAMPLED_ROWS`, so that it needs little memory."""
+    rows = product.out.shape[0]
+    return torch.linspace(0, rows - 1, min(rows, SAMPLED_ROWS), device=product.out.device).long()
+
+
+def _sampled(product: Gemm) -> list[Tensor]:
+    """Some rows of each result, in fp32; BGRADB's bias has one for each row of out."""
+    rows = _rows(product)
+    return [result[rows].float() for result in product.results]
+
+
+def _bounds(product: Gemm, right: list[Tensor]) -> list[Tensor]:
+    """By how much each of `_sampled` may be off from `right`, PyTorch's, whose sums are in fp32.
+
+    Numbers are rounded by u of them, 2^-8 in bf16. Products of a row l of left and a column r of right, K long, add up
+    to |l| |r| at most. Two ways are apart by
+        2 u |result|                both are rounded
+        K 2^-25 |l| |r|             both sums, to which tensor cores add 8 products or more at a time
+        2^-10 |l| |r|               in fp32, whose factors PyTorch may round to TF32
+        (2 u + 2^-10) |before|      GELU of rounded numbers or of sums; a GPU's tanh
+        (2 u + 2^-7) |l| |r|        its gradient, likewise: kernels/linear_epilogues.py's self-check
+        K 2^-23 sum of |l|          BGRADB's sum of a row
+    """
+    rows, (of_left, of_right) = _rows(product), product.transposed
+    left = product.left[:, rows].t().float() if of_left else product.left[rows].float()
+    depth, unit = left.shape[1], torch.finfo(product.out.dtype).eps / 2
+    norms = torch.linalg.vector_norm(product.right, dim=1 if of_right else 0, dtype=torch.float32)
+    most = left.norm(dim=1)[:, None] * norms
+    factor = depth * 2.0**-25 + (2.0**-10 if product.out.dtype == torch.float32 else 0.0)
+    if product.epilogue is Epilogue.DGELU:
+        factor += 2 * unit + 2.0**-7
+    bounds = [2 * unit * each.abs() for each in right]
+    bounds[0] += 1.25 * factor * most  # GELU and its gradient pass on 1.13 at most
+    if product.epilogue in (Epilogue.GELU_AUX, Epilogue.GELU_AUX_BIAS):
+        bounds[0] += (2 * unit + 2.0**-10) * right[1].abs()
+        bounds[1] += factor * most
+    elif product.epilogue is Epilogue.BGRADB:
+        bounds[1] += depth * 2.0**-23 * left.abs().sum(1)
+    return bounds

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.cublaslt import CublasLtError, Epilogue, Gemm, library, library_ways, multiply
+from kernels.cublaslt import Epilogue, Gemm, library, library_ways, multiply
 from kernels.operator import FLOATS, NAMESPACE, host_operator, require
 
 GELU, GELU_GRADIENT, GRADIENTS = "linear_gelu", "linear_gelu_backward", "linear_gradients"
@@ -255,16 +255,27 @@ def why_not(device: torch.device) -> str:
     try:
         library()
         wrong = [name for name, holds in _agreements(device).items() if not holds]
-    except (OSError, AttributeError, CublasLtError) as error:
-        return f"cuBLASLt: {error}"
+    except (OSError, AttributeError, RuntimeError) as error:  # CublasLtError, and errors of CUDA
+        return f"cuBLASLt: {next(iter(str(error).splitlines()), type(error).__name__)}"
     return f"cuBLASLt: wrong results of {', '.join(wrong)}" if wrong else ""
 
 
 def _agreements(device: torch.device) -> dict[str, bool]:
-    """Whether each epilogue gives, but for rounding, what PyTorch computes of the same bf16 numbers in fp32.
+    """Whether each epilogue gives in bf16 and fp16, but for rounding, what PyTorch computes of the same in fp32."""
+    found = {dtype: _agreements_in(dtype, device) for dtype in (torch.bfloat16, torch.float16)}
+    return {
+        f"{name} in {str(dtype).removeprefix('torch.')}": holds
+        for dtype, of_dtype in found.items()
+        for name, holds in of_dtype.items()
+    }
+
+
+def _agreements_in(dtype: torch.dtype, device: torch.device) -> dict[str, bool]:
+    """Whether each epilogue agrees with PyTorch.
 
     Of factors below 1/2 and K products of them in a sum, each result may be off by
-        2^-8 |result| + K^2 2^-26       its rounding to bf16; sums in fp32, whose products add up to K / 4 at most
+        u |result| + K^2 2^-26          its rounding, u = 2^-8 in bf16, 2^-11 in fp16; sums in fp32, whose products
+                                        add up to K / 4 at most
         2^-11 |before|                  GELU: a GPU's tanh is off by 2^-11, and multiplied by x / 2
         2^-8 |gradient|                 its gradient: the same, times x and other factors, 6 at most where |x| < 3
     """
@@ -272,30 +283,33 @@ def _agreements(device: torch.device) -> dict[str, bool]:
     generator = torch.Generator().manual_seed(1)
 
     def drawn(*shape: int) -> Tensor:
-        return (torch.rand(*shape, generator=generator) - 0.5).to(device=device, dtype=torch.bfloat16)
+        return (torch.rand(*shape, generator=generator) - 0.5).to(device=device, dtype=dtype)
 
     x, weight, bias = drawn(rows, columns), drawn(width, columns), drawn(width)
     dy, second = drawn(rows, columns), drawn(columns, width)
 
     def close(got: Tensor, right: Tensor, depth: int, more: Tensor | float = 0.0) -> bool:
-        bound = 2.0**-8 * right.abs() + depth**2 * 2.0**-26 + more
+        bound = torch.finfo(dtype).eps / 2 * right.abs() + depth**2 * 2.0**-26 + more
         return not bool(((got.float() - right).abs() > bound).any())
 
-    def computed(make: Callable[..., Gemm], *given: Tensor, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
-        """Results of the library in bf16, then PyTorch's in fp32."""
+    def computed(make: Callable[..., Gemm], *given: Tensor | None, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+        """Results of the library in `dtype`, then PyTorch's in fp32."""
         results = [x.new_empty(shape) for shape in shapes]
         right = [x.new_empty(shape, dtype=torch.float32) for shape in shapes]
         product = make(*given, *results)
         library_ways(product)[0](product)
-        make(*(each.float() for each in given), *right).plain()
+        make(*(None if each is None else each.float() for each in given), *right).plain()
         return [*results, *right]
 
     shape = (rows, width)
     active, before, active_32, before_32 = computed(_gelu_product, x, weight, bias, shapes=(shape, shape))
+    bare, product, bare_32, product_32 = computed(_gelu_product, x, weight, None, shapes=(shape, shape))
     gradient, gradient_32 = computed(_gelu_gradient_product, dy, second, before, shapes=(shape,))
     sums, bias_sums, sums_32, bias_32 = computed(_gradients_product, dy, x, shapes=((columns, columns), (columns,)))
     from_second = (dy.float() @ second.float()).abs()
     return {
+        Epilogue.GELU_AUX.name: close(product, product_32, columns)
+        and close(bare, bare_32, columns, 2.0**-11 * product_32.abs()),
         Epilogue.GELU_AUX_BIAS.name: close(before, before_32, columns)
         and close(active, active_32, columns, 2.0**-11 * before_32.abs()),
         Epilogue.DGELU.name: close(gradient, gradient_32, columns, 2.0**-8 * from_second),

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import gelu, linear
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernels import linear_epilogues
 from kernels.linear_epilogues import (
     _linear_gelu,
     _linear_gelu_backward,
@@ -139,3 +140,14 @@ def test_other_dtypes_are_refused() -> None:
 @pytest.mark.skipif(DEVICE == "cuda", reason="of machines without a GPU")
 def test_without_a_gpu_the_words_say_so() -> None:
     assert why_not(torch.device("cpu")) == "no CUDA device"
+
+
+def test_an_error_of_cuda_in_the_self_check_is_a_reason_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: torch.device) -> dict[str, bool]:
+        raise torch.AcceleratorError("CUDA error: no kernel image\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(linear_epilogues, "library", lambda: None)
+    monkeypatch.setattr(linear_epilogues, "_agreements", fails)
+    why_not.cache_clear()
+    assert why_not(torch.device("cuda", 5)) == "cuBLASLt: CUDA error: no kernel image"
+    why_not.cache_clear()

@@ -151,7 +151,7 @@ def test_the_self_check_finds_a_library_that_computes_something_else_or_nothing(
     answers, difference = found
     assert answers[:3] == [
         "",
-        "cuBLASLt: wrong results of GELU_AUX_BIAS",
+        "cuBLASLt: wrong results of GELU_AUX_BIAS in bfloat16, GELU_AUX_BIAS in float16",
         "cuBLASLt: cublasLtMatmulAlgoGetHeuristic: invalid value",
     ]
     assert "libcublasLt.so.99" in answers[3]
