@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ from reference_runs.quantities import MOST
 from reference_runs.run import Moments, Optimizer, Precision
 
 Value = TypeVar("Value")
+COMPUTED = re.compile(r"\$[\w{(@*#?]|`")  # of a shell: variables, arguments, commands
 
 
 class Framework(enum.StrEnum):
@@ -42,7 +44,7 @@ class ConfiguredAdapters(NamedTuple):
 
 
 class TrainingConfiguration(NamedTuple):
-    """One configuration. None or empty: it does not say.
+    """A configuration of other software. None or empty: it does not say.
 
     Args:
         model: as it is written: a name, or a path.
@@ -53,15 +55,15 @@ class TrainingConfiguration(NamedTuple):
         expert_parallel: ranks that share out experts, of those that replicate the rest of the model.
         whole_experts: whether tensor parallelism leaves experts whole.
         even_stages: whether the software refuses layers that stages and chunks do not divide.
-    with_tables: layers that embedding and head count as, where they count.
+        with_tables: layers that embedding and head count as, where they count.
         batch: samples of a step, over all ranks.
         accumulation: micro-batches of a rank and step.
         shorter: whether samples may be shorter than the sequence, as they are where they are not packed.
-    launcher_shards: whether the program that launches it may shard state too, as `accelerate launch` does.
-    chunked_loss: whether logits and their gradients are computed in parts, so that they are never whole.
-    undescribed: what makes its memory smaller in a way that nothing here describes.
-    refused: reasons why the software itself refuses the file.
-        notes: what the verdict rests on.
+        launcher_shards: whether the program that launches it may shard state too, as `accelerate launch` does.
+        chunked_loss: whether logits and their gradients are computed in parts, so that they are never whole.
+        undescribed: switches that make its memory smaller in a way that nothing here describes.
+        refused: reasons why the software itself refuses the file.
+        notes: assumptions that the verdict rests on.
     """
 
     software: Framework
@@ -103,6 +105,10 @@ class TrainingConfiguration(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class ComputedError(InputError):
+    """A value that a shell computes when the file runs, so that nothing can be said of it before."""
+
+
 class Keys:
     """The values of one configuration, by dotted key; each is asked for by name, and has its type checked."""
 
@@ -113,48 +119,64 @@ class Keys:
         """The first of `names` that is there and not null; "auto" is as absent."""
         return next((name for name in names if self.values.get(name) not in (None, "", "auto", "None", "null")), None)
 
-    def count(self, *names: str, least: int = 1) -> int | None:
-        """The whole number of the first of `names` that is there; None where none is, or it is less than `least`.
+    def count(self, *names: str, least: int = 1, automatic: tuple[int, ...] = ()) -> int | None:
+        """The whole number of the first of `names` that is there; None where none is.
+
+        Args:
+            automatic: numbers that mean the same as no number, by the software's documentation.
 
         Raises:
-            InputError: another value.
+            InputError: another value, or less than `least`.
+            ComputedError: a shell computes it.
         """
         if (name := self.given(*names)) is None:
             return None
-        value = self.values[name]
+        value = self._known(name)
         try:
             number = float(value.replace("_", "") if isinstance(value, str) else value)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._wrong(name, "a whole number") from error
         if isinstance(value, bool) or number != number or abs(number) > MOST or int(number) != number:
             raise self._wrong(name, f"a whole number up to {MOST:,}")
-        return int(number) if number >= least else None
+        if number in automatic:
+            return None
+        if number < least:
+            raise self._wrong(name, f"{least} or more")
+        return int(number)
 
-    def size(self, *names: str) -> int:
-        """As `count`; 1 where it is not said, or -1, as some software calls that.
+    def size(self, *names: str, automatic: tuple[int, ...] = ()) -> int:
+        """As `count`; 1 where it is not said.
 
         Raises:
-            InputError: as `count`, or another number below 1.
+            InputError: as `count`.
         """
-        name = self.given(*names)
-        if name is not None and self.count(name, least=-MOST) not in (None, -1) and self.count(name) is None:
-            raise self._wrong(name, "1 or more")
-        return self.count(*names) or 1
+        return self.count(*names, automatic=automatic) or 1
 
     def flag(self, *names: str) -> bool:
         """Whether the first of `names` that is there is true; texts such as "true" and "yes" too."""
-        value = None if (name := self.given(*names)) is None else self.values[name]
+        value = None if (name := self.given(*names)) is None else self._known(name)
         return value.casefold() in ("true", "yes", "1", "on") if isinstance(value, str) else bool(value)
 
     def text(self, *names: str) -> str:
         """The text of the first of `names` that is there; empty where none is, or it is none."""
         name = self.given(*names)
-        value = None if name is None else self.values[name]
+        value = None if name is None else self._known(name)
         return value.strip() if isinstance(value, str) else ""
 
     def within(self, prefix: str) -> bool:
         """Whether any key begins with `prefix.`."""
         return any(name.startswith(f"{prefix}.") for name in self.values)
+
+    def _known(self, name: str) -> Any:
+        """The value of a name.
+
+        Raises:
+            ComputedError: a shell computes it.
+        """
+        value = self.values[name]
+        if isinstance(value, str) and COMPUTED.search(value):
+            raise ComputedError(f"value of {name} is computed when it runs")
+        return value
 
     def _wrong(self, name: str, allowed: str) -> InputError:
         return InputError(name, got=str(self.values[name])[:60], allowed=allowed)

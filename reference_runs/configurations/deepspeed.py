@@ -21,9 +21,11 @@ def deepspeed(keys: Keys) -> TrainingConfiguration:
     """
     micro, steps = keys.count("train_micro_batch_size_per_gpu"), keys.count("gradient_accumulation_steps")
     batch = keys.count("train_batch_size")
-    tensors = keys.size("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
+    tensors = keys.size("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", automatic=(0,))  # 0: none
     stages = keys.size("pipeline.stages", "pipeline.pipe_parallel_size")
     notes, refused = [], []
+    if any(keys.flag(f"{name}.enabled") for name in ("bf16", "bfloat16")) and keys.flag("fp16.enabled"):
+        refused.append("fp16 and bf16 are both enabled")
     ranks = None
     if batch is not None and micro is not None and steps is not None:
         ranks = batch // (micro * steps) * tensors * stages

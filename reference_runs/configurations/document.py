@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import operator
 import re
 import shlex
 import tomllib
@@ -25,7 +27,11 @@ SUFFIXES = {
 MOST_VALUES = 20_000  # of a file; aliases of YAML repeat what they name
 MOST_DEPTH = 40
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=([^(\s#]*)\s*(?:#.*)?$")
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?::?-([^}]*))?\}?")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*|\d)(?::?-([^}]*))?\}?")
+_ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")  # all of an array, which the file assigns and so says too
+_ARITHMETIC = re.compile(r"\$\(\(([^()$]*(?:\([^()$]*\)[^()$]*)*)\)\)")
+_COMMAND = re.compile(r"\$\(\(?[^()]*\)?\)|`[^`]*`")
+_INNERMOST = 8  # commands within commands that are read
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _WORD = re.compile(r"--?[A-Za-z][\w.-]*|[A-Za-z_][\w.]*=.*|\+{1,2}[A-Za-z_][\w.]*=.*", re.DOTALL)
 
@@ -109,7 +115,7 @@ def _arguments(text: str) -> dict[str, Any]:
     variables: dict[str, str] = {}
     words: list[str] = []
     for line in text.replace("\\\n", " ").split("\n"):
-        bare = _COMMENT.sub("", line)
+        bare = _computed(_COMMENT.sub("", line), variables)
         if assigned := _ASSIGNED.match(bare):
             variables[assigned[1]] = _replaced(assigned[2].strip("\"'"), variables)
             continue
@@ -118,6 +124,59 @@ def _arguments(text: str) -> dict[str, Any]:
         except ValueError:  # a quotation over several lines, as programs within a shell file have
             words += bare.split()
     return _named(words)
+
+
+def _computed(text: str, variables: Mapping[str, str]) -> str:
+    """The text with whole-number arithmetic worked out, and without the words of commands, which only a shell knows."""
+    if "$(" not in text and "`" not in text and "[" not in text:
+        return text
+    text = _ARITHMETIC.sub(lambda found: _worked_out(found[1], variables), _ARRAY.sub("", _filled_in(text, variables)))
+    for _ in range(_INNERMOST):
+        text, number = _COMMAND.subn("${computed}", text)
+        if not number:
+            break
+    return text
+
+
+def _filled_in(text: str, variables: Mapping[str, str]) -> str:
+    """The text with the variables within arithmetic replaced."""
+    return _replaced(text, variables) if "$((" in text else text
+
+
+def _worked_out(expression: str, variables: Mapping[str, str]) -> str:
+    """Whole-number arithmetic as a shell does it; the expression where there is more to it."""
+    named = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found[0], found[0]), expression)
+    try:
+        return str(_whole(ast.parse(named.strip().replace("/", "//"), mode="eval").body))
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return "${computed}"
+
+
+def _whole(node: ast.expr) -> int:
+    """The value of whole numbers, + - * / % and brackets.
+
+    Raises:
+        ValueError: anything else.
+        ArithmeticError: a division by 0.
+    """
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_whole(inner)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            return _OPERATORS[type(sign)](_whole(left), _whole(right))
+        case _:
+            raise ValueError(ast.dump(node)[:60])
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def _named(words: list[str]) -> dict[str, Any]:

@@ -42,14 +42,14 @@ def torchtitan(keys: Keys, model: Mapping[str, Any] | None = None) -> TrainingCo
     )
     experts = keys.size(f"{_P}.expert_parallel_degree")
     copies = keys.size(f"{_P}.data_parallel_replicate_degree")
-    shards = keys.count(f"{_P}.data_parallel_shard_degree")
+    shards = keys.count(f"{_P}.data_parallel_shard_degree", automatic=(-1,))
     schedule, chunks = chosen(
         keys.text(f"{_P}.pipeline_parallel_schedule") or "1F1B", _SCHEDULES, f"{_P}.pipeline_parallel_schedule"
     )
     local = keys.count("training.local_batch_size", "training.batch_size") or 8
     micro_batch = local if stages == 1 else keys.size(f"{_P}.pipeline_parallel_microbatch_size")
     ranks = None if shards is None else copies * shards * tensors * contexts * stages
-    batch = keys.count("training.global_batch_size")
+    batch = keys.count("training.global_batch_size", automatic=(-1,))
     sequence = keys.count("training.seq_len") or 2048
     replicated = shards == 1 and contexts == 1
     return TrainingConfiguration(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from reference_runs.configurations import deepspeed
 from reference_runs.configurations.configuration import (
@@ -96,7 +97,7 @@ def axolotl(keys: Keys, path: Path) -> TrainingConfiguration:
 
 
 def llama_factory(keys: Keys, path: Path) -> TrainingConfiguration:
-    """Training of LLaMA-Factory; it recomputes layers unless it is told not to.
+    """Training of LLaMA-Factory; it recomputes layers unless `disable_gradient_checkpointing` is true.
 
     Raises:
         InputError: a value that is none of the key's.
@@ -230,6 +231,7 @@ def nanotron(keys: Keys) -> TrainingConfiguration:
     )
 
 
+_SPLIT = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
 _SMALLER_TUNED = ("enable_activation_offloading", "optimizer_in_bwd")
 _CHUNKED = (  # keys of a loss whose logits are never whole
     *("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy"),
@@ -251,9 +253,13 @@ def _common(keys: Keys, path: Path, *, micro: str, software: Framework) -> Train
         named = beside(path, name)
         if named is None:
             raise InputError(f"deepspeed: {name} is not there", allowed="a file beside it, or in a directory above")
-        inner = Keys(flat(read_document(named).values))
+        inner = Keys(flat(_of_deepspeed(named, name)))
+    refused: list[str] = []
+    if software in (Framework.TRAINER, Framework.LLAMA_FACTORY) and keys.flag("bf16") and keys.flag("fp16"):
+        refused.append("bf16 and fp16 are both true")
     if inner.values:
         read = deepspeed.deepspeed(inner)
+        refused += [*read.refused, *_mismatches(keys, inner, micro=micro, ranks=ranks)]
         stage, offload, precision, stack = read.zero_stage, read.offload, read.precision, deepspeed.STACK
     elif keys.given("fsdp") is not None or keys.within("fsdp_config"):
         stage = 3
@@ -277,8 +283,37 @@ def _common(keys: Keys, path: Path, *, micro: str, software: Framework) -> Train
         launcher_shards=stage < 3,
         chunked_loss=any(keys.flag(name) for name in _CHUNKED),
         undescribed=tuple(_smaller(keys)),
+        refused=tuple(refused),
         notes=(*notes, *(f"{name}: counted as without moments" for _ in range(name.startswith(_STATELESS)))),
     )
+
+
+def _of_deepspeed(path: Path, name: str) -> dict[str, Any]:
+    try:
+        return read_document(path).values
+    except InputError as error:
+        raise InputError(f"deepspeed: {name}: {error}") from error
+
+
+def _mismatches(keys: Keys, inner: Keys, *, micro: str, ranks: int | None) -> Iterator[str]:
+    """Numbers of a DeepSpeed configuration that differ from those of the file which names it, as transformers refuses.
+
+    Source: transformers 4.57.6, integrations/deepspeed.py, fill_match.
+    """
+    own = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": "gradient_accumulation_steps"}
+    for name, called in own.items():
+        there, here = inner.count(name), keys.count(called)
+        if there is not None and here is not None and there != here:
+            yield f"DeepSpeed's {name} is {there}, and {called} is {here}"
+    there, each = inner.count("train_batch_size"), keys.count(micro)
+    if there is None or each is None:
+        return
+    steps = keys.size("gradient_accumulation_steps")
+    if there % (each * steps):
+        yield f"DeepSpeed's train_batch_size {there} is no multiple of {micro} {each} * accumulation {steps}"
+    elif ranks is not None and keys.size(*_SPLIT) == 1 and there != each * steps * ranks:
+        whole = each * steps * ranks
+        yield f"DeepSpeed's train_batch_size is {there}, and {each} * {steps} * {ranks} ranks are {whole}"
 
 
 def _smaller(keys: Keys) -> Iterator[str]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.catalog import load
-from reference_runs.configurations.configuration import Framework, TrainingConfiguration, is_file
+from reference_runs.configurations.configuration import ComputedError, Framework, TrainingConfiguration, is_file
 from reference_runs.configurations.document import SUFFIXES
 from reference_runs.configurations.kinds import UnknownWord, read_file
 from reference_runs.configurations.models import UnknownModelError, model_of
@@ -146,6 +146,8 @@ def audited(path: Path, name: str, filling: Filling, device: Accelerator) -> Aud
                 row, read_as="run file", why=f"a run file of this suite: `fit {name}`", model=load(path).title
             )
         read = read_file(path)
+    except ComputedError as error:
+        return replace(row, verdict=AuditVerdict.NOT_JUDGED, why=_words(error))
     except InputError as error:
         return replace(row, verdict=AuditVerdict.CANNOT, why=_words(error))
     if isinstance(read, str):
@@ -177,12 +179,12 @@ def _judged(row: Audited, of: TrainingConfiguration, directory: Path, filling: F
     row = replace(row, model=of.model, accelerators=of.ranks, accelerators_assumed=of.ranks is None)
     network = None if filling.network is None else filling.network * 1e9 / 8
     try:
+        if of.refused:
+            raise InputError("; ".join(of.refused))
         if not of.model and of.shape is None and of.software in _WITHOUT_MODEL and not _has_model(directory):
             raise UnknownModelError(
                 "missing model: its program loads one; put its config.json beside it, or say --model"
             )
-        if of.refused:
-            raise InputError("; ".join(of.refused))
         model, called = model_of(of.model, of.shape, directory, sequence=of.sequence)
         row = replace(row, model=called)
         for ranks in [of.ranks] if of.ranks is not None else rising_ranks(of):

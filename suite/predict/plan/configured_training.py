@@ -31,6 +31,9 @@ MOST_RANKS = 4096  # that are tried
 PADDED_TO = 128  # rows of Megatron's tables, times tensor-parallel ranks (--make-vocab-size-divisible-by)
 NO_PRICES = Prices(None, None, 1.0)
 _MEGATRON = (Of.MEGATRON, Of.MEGATRON_BRIDGE)
+_WHOLE_HEADS = (  # whose tensor parallelism splits key-value heads and does not copy them
+    *(Of.TORCHTITAN, Of.TORCHTUNE, Of.NANOTRON, Of.TRAINER, Of.AXOLOTL),
+)
 _RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
 
 
@@ -243,6 +246,9 @@ def _without_experts(architecture: Architecture) -> int:
 def _own_mistakes(of: TrainingConfiguration, architecture: Architecture) -> list[InputError]:
     """Reasons that the software itself has."""
     found = [InputError(reason) for reason in of.refused]
+    heads = architecture.kv_heads
+    if of.software in _WHOLE_HEADS and architecture.key_value_rank is None and heads % of.tensor_parallel:
+        found.append(InputError(f"{of.tensor_parallel} (tp) does not divide {heads} key-value heads"))
     chunks, layers = of.pipeline_stages * of.virtual_stages, architecture.layers + of.with_tables
     if of.even_stages and layers % chunks:
         counted = f"{layers} layers" + (", embedding and head counted" if of.with_tables else "")

@@ -174,3 +174,123 @@ def test_no_number_stops_the_audit(tmp_path: Path, number: str) -> None:
         text = "\n".join(f"{key} = {number}" if line.startswith(key) else line for line in _titan().splitlines())
         row = _row(tmp_path, "a.toml", text)
         assert row.verdict in (AuditVerdict.CANNOT, AuditVerdict.RUNS, AuditVerdict.NOT_JUDGED)
+
+
+DEEPSPEED = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 2048\nsample_packing: true\nbf16: true\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        (
+            "ds.json",
+            json.dumps(DEEPSPEED | {"train_micro_batch_size_per_gpu": -3}),
+            "train_micro_batch_size_per_gpu; got -3, allowed: 1 or more",
+        ),
+        (
+            "a.yml",
+            f"{AXOLOTL}micro_batch_size: 1\ngradient_accumulation_steps: -1\n",
+            "gradient_accumulation_steps; got -1, allowed: 1 or more",
+        ),
+        ("b.yml", f"{AXOLOTL}micro_batch_size: -2\n", "micro_batch_size; got -2, allowed: 1 or more"),
+        (
+            "a.toml",
+            _titan().replace("local_batch_size = 1", "local_batch_size = 0"),
+            "training.local_batch_size; got 0, allowed: 1 or more",
+        ),
+        ("b.toml", _titan(tensors=-1), "parallelism.tensor_parallel_degree; got -1, allowed: 1 or more"),
+    ],
+)
+def test_numbers_below_the_least_are_refused_and_no_defaults(tmp_path: Path, name: str, text: str, why: str) -> None:
+    row = _row(tmp_path, name, text, Filling(ranks=64, model="gpt2-124m"))
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, why)
+
+
+def test_numbers_that_the_software_documents_as_automatic_pass(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.toml", _titan(shards=-1).replace("seq_len", "global_batch_size = -1\nseq_len"))
+    assert row.verdict is AuditVerdict.RUNS
+    text = json.dumps(DEEPSPEED | {"tensor_parallel": {"autotp_size": 0}})
+    assert _row(tmp_path, "ds.json", text, Filling(ranks=8, model="gpt2-124m")).verdict is AuditVerdict.RUNS
+
+
+def test_software_that_does_not_copy_key_value_heads_refuses_more_tensor_parallel_ranks(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.toml", _titan(shards=4, tensors=16))
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, "16 (tp) does not divide 8 key-value heads")
+    arguments = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --num-query-groups 8 --seq-length 2048"
+    arguments += " --micro-batch-size 1 --global-batch-size 32 --bf16 --swiglu --tensor-model-parallel-size 16"
+    assert _row(tmp_path, "a.txt", arguments, Filling(ranks=16)).verdict is AuditVerdict.RUNS  # Megatron-Core copies
+
+
+def test_what_the_software_refuses_waits_for_no_model(tmp_path: Path) -> None:
+    odd = DEEPSPEED | {"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
+    row = _row(tmp_path, "odd.json", json.dumps(odd))
+    assert (row.verdict, row.why) == (
+        AuditVerdict.CANNOT,
+        "train_batch_size 7 is no multiple of micro-batch 2 * accumulation 2",
+    )
+    row = _row(tmp_path, "both.json", json.dumps(DEEPSPEED | {"fp16": {"enabled": True}}))
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, "fp16 and bf16 are both enabled")
+
+
+TRAINER = "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 2\nlearning_rate: 1.0e-5\n"
+
+
+@pytest.mark.parametrize(
+    ("inner", "why"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 4},
+            "DeepSpeed's train_micro_batch_size_per_gpu is 4, and per_device_train_batch_size is 2",
+        ),
+        (
+            {"gradient_accumulation_steps": 8},
+            "DeepSpeed's gradient_accumulation_steps is 8, and gradient_accumulation_steps is 4",
+        ),
+        (
+            {"train_batch_size": 12},
+            "DeepSpeed's train_batch_size 12 is no multiple of per_device_train_batch_size 2 * accumulation 4",
+        ),
+        ({"train_batch_size": 128}, "DeepSpeed's train_batch_size is 128, and 2 * 4 * 8 ranks are 64"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16 are both enabled"),
+        ({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}, ""),
+        ({"train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, ""),
+    ],
+)
+def test_numbers_of_a_deepspeed_file_that_differ_from_its_users_are_refused(
+    tmp_path: Path, inner: dict[str, object], why: str
+) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}} | inner), encoding="utf-8")
+    text = (
+        f"{TRAINER}deepspeed: ds.json\nnum_processes: 8\ngradient_accumulation_steps: 4\ngradient_checkpointing: true\n"
+    )
+    row = _row(tmp_path, "a.yml", f"{text}packing: true\nmax_length: 2048\n")
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT if why else AuditVerdict.RUNS, why)
+
+
+def test_trainer_refuses_two_precisions(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.yml", f"{TRAINER}bf16: true\nfp16: true\n")
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, "bf16 and fp16 are both true")
+
+
+SHELL = """#!/bin/bash
+GPUS=4
+TP=$(({tp}))
+torchrun --nproc-per-node 8 --nnodes {nodes} pretrain_gpt.py --tensor-model-parallel-size $TP \\
+  --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 --swiglu --micro-batch-size 2 \\
+  --global-batch-size 64 --bf16 --recompute-granularity full
+"""
+
+
+def test_whole_number_arithmetic_of_a_shell_file_is_worked_out(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.sh", SHELL.format(tp="GPUS * (3 - 1) / 2", nodes="$((1+1))"))
+    assert (row.verdict, row.accelerators) == (AuditVerdict.RUNS, 16)
+    assert "tp4" in row.layout
+
+
+@pytest.mark.parametrize(
+    "text", ["$(nproc)", "$(cat $(ls) | wc -l)", "$1", "$NODES", "`nproc`", "$((2 ** 70 ** 9))", "$((1/0))"]
+)
+def test_values_that_a_shell_computes_are_not_judged(tmp_path: Path, text: str) -> None:
+    row = _row(tmp_path, "a.sh", SHELL.format(tp="2", nodes=text))
+    assert (row.verdict, row.why) == (AuditVerdict.NOT_JUDGED, "value of nnodes is computed when it runs")
