@@ -32,8 +32,18 @@ _ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")  # all of an array, which the file ass
 _ARITHMETIC = re.compile(r"\$\(\(([^()$]*(?:\([^()$]*\)[^()$]*)*)\)\)")
 _COMMAND = re.compile(r"\$\(\(?[^()]*\)?\)|`[^`]*`")
 _INNERMOST = 8  # commands within commands that are read
+_OF_CONFIGURATIONS = re.compile(  # keys by which a broken file is known for a configuration all the same
+    r"\b(?:zero_optimization|train_batch_size|parallelism|local_batch_size|model_spec|base_model|model_name_or_path"
+    r"|\w*micro_?batch_?size\w*|per_device_train_batch_size|gradient_accumulation_steps|finetuning_type"
+    r"|tensor_model_parallel_size|pipeline_model_parallel_size|distributed_type|_component_|seq_len(?:gth)?"
+    r"|sequence_len|global_batch_size|hidden_size|bf16|fp16)\b"
+)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _WORD = re.compile(r"--?[A-Za-z][\w.-]*|[A-Za-z_][\w.]*=.*|\+{1,2}[A-Za-z_][\w.]*=.*", re.DOTALL)
+
+
+class NoDocumentError(InputError):
+    """A file that holds no table of keys, so that it is no configuration of anything."""
 
 
 class Document(NamedTuple):
@@ -52,22 +62,30 @@ def read_document(path: Path) -> Document:
     """The document in a file, by its suffix.
 
     Raises:
-        InputError: unreadable, broken, or no table of values.
+        InputError: unreadable, or a broken configuration.
+        NoDocumentError: a list, nothing, no text, or broken without a key of a configuration in it.
     """
     form = SUFFIXES[path.suffix.casefold()]
+    text = ""
     try:
-        values = _PARSERS[form](typed_text(path))
+        text = typed_text(path)
+        values = _PARSERS[form](text)
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError("not UTF-8") from error
+        raise NoDocumentError("not UTF-8") from error
     except RecursionError as error:
-        raise InputError("nested too deeply") from error
+        raise _broken(text)("nested too deeply") from error
     except ValueError as error:  # what TOML's, JSON's and the shell's readers raise
-        raise InputError(f"broken {form}: {_first_line(error)}") from error
+        raise _broken(text)(f"broken {form}: {_first_line(error)}") from error
     if not isinstance(values, Mapping):
-        raise InputError(f"{form} of {_KINDS.get(type(values), 'one value')}, no table of keys")
+        raise NoDocumentError(f"{form} of {_KINDS.get(type(values), 'one value')}, no table of keys")
     return Document(form, {str(key): value for key, value in values.items()})
+
+
+def _broken(text: str) -> type[InputError]:
+    """The error of a broken file: a configuration where a key of one is in it."""
+    return InputError if _OF_CONFIGURATIONS.search(text) else NoDocumentError
 
 
 _KINDS: dict[type, str] = {list: "a list", str: "a text", type(None): "nothing"}

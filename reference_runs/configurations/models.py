@@ -14,7 +14,7 @@ from reference_runs.configurations.configuration import is_file
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.families import imported_values
 from reference_runs.model_sizes import SIZES
-from reference_runs.named_runs import any_of, command_name, folded_name, named_runs
+from reference_runs.named_runs import any_of, command_name, folded_name, meant_run, named_runs, run_names
 from reference_runs.run import ReferenceRun
 from reference_runs.run_text import run_text
 
@@ -46,16 +46,43 @@ def model_of(
     """
     if shape is not None:
         return _run(shape, "its own sizes", sequence), name or "its own sizes"
-    for place in dict.fromkeys((directory / name, directory)):
+    for place in (directory / name, Path(name), directory) if name else (directory,):
         if is_file(found := place / "config.json") and _names_model(found):
             run = _from_file(found, sequence)
             return run, name or run.name
     if not name:
         raise InputError("missing model: it names none; put its config.json beside the file, or say --model")
     if name.endswith((".json", ".toml")):
-        path = Path(name)
+        path = beside if is_file(beside := directory / name) else Path(name)
         return (load(path) if path.suffix == ".toml" else _from_file(path, sequence)), name
     return named_model(name, sequence=sequence), name
+
+
+def has_model(directory: Path) -> bool:
+    """Whether a model's config.json lies in a directory."""
+    return is_file(found := directory / "config.json") and _names_model(found)
+
+
+def asked_model(name: str) -> str:
+    """The model that an option names, found: its name, or the absolute path of its file or directory.
+
+    Raises:
+        InputError: no such file, or one that describes no model.
+        UnknownModelError: none is known by that name; the nearest one is suggested.
+    """
+    path = Path(name)
+    if name.endswith((".json", ".toml")) or has_model(path):
+        if not has_model(path) and not is_file(path):
+            raise InputError("no such file", got=name)
+        model_of(name, None, Path(), sequence=None)
+        return str(path.absolute())
+    try:
+        named_model(name, sequence=None)
+    except UnknownModelError as error:
+        meant = meant_run(name, [*run_names(), *(command_name(each) for each in SIZES.glob("*.toml")), *_shape_names()])
+        allowed = "a recorded run, a model of reference_runs/sizes, config.json, or a run file"
+        raise UnknownModelError("unknown model", got=name[:MOST_LETTERS], meant=meant, allowed=allowed) from error
+    return name
 
 
 def named_model(name: str, *, sequence: int | None) -> ReferenceRun:
@@ -82,9 +109,18 @@ def named_model(name: str, *, sequence: int | None) -> ReferenceRun:
 
 @functools.cache
 def _shapes() -> dict[str, dict[str, Any]]:
+    return {folded_name(name): model["config"] for model in _models() for name in model["names"]}
+
+
+def _shape_names() -> list[str]:
+    return [name for model in _models() for name in model["names"]]
+
+
+@functools.cache
+def _models() -> list[dict[str, Any]]:
     with MODELS.open("rb") as file:
-        models = tomllib.load(file)["models"]
-    return {folded_name(name): model["config"] for model in models for name in model["names"]}
+        models: list[dict[str, Any]] = tomllib.load(file)["models"]
+    return models
 
 
 def _names_model(path: Path) -> bool:

@@ -43,6 +43,20 @@ def audit_directory(directory: Path, filling: Filling, *, table: Path | None, as
     raise typer.Exit(_exit_code(rows))
 
 
+def check_place(name: str | None) -> None:
+    """Refuse a path at which there is nothing; names of runs and of models pass.
+
+    Raises:
+        InputError: no such file or directory.
+    """
+    if name is None or name.endswith((".toml", ".json")) or ":" in name:
+        return
+    path = Path(name)
+    begun = name.startswith(("/", "./", "../", "~")) or name.endswith("/") or name in (".", "..")
+    if (begun or ("/" in name and path.parent.is_dir())) and not path.exists():
+        raise InputError("no such file or directory", got=name)
+
+
 def refuse_of_one(given: Mapping[str, object]) -> None:
     """Refuse options that are of one run.
 
@@ -50,7 +64,9 @@ def refuse_of_one(given: Mapping[str, object]) -> None:
         InputError: one is given.
     """
     if named := [option for option, value in given.items() if value]:
-        raise InputError("is of one run, not of a directory", got=", ".join(named), allowed="--on, --gpus, --model")
+        raise InputError(
+            "is of one run, not of a directory", got=", ".join(named), allowed="--on, --gpus, --network, --model, --csv"
+        )
 
 
 def _exit_code(rows: Sequence[Audited]) -> int:

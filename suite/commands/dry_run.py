@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +14,18 @@ from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.printable import printable
 from suite.commands import exit_codes
-from suite.commands.new_file import Force
+from suite.commands.audited import audit_directory, check_place, refuse_of_one
+from suite.commands.new_file import Force, check_new
 from suite.commands.options import Results, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined
+from suite.commands.traced_model import check_absent
 from suite.job.dry_run_job import CountedRank
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.packages import require
 from suite.metrics.comparison import Verdict
 from suite.paths import RESULTS
 from suite.predict.analytic.memory_uncertainty import MemoryVerdict
+from suite.predict.plan.asked import check_positive
 from suite.report.schedule import predicted_panel
 from suite.report.terminal.dry_run import fitting_of, print_dry_run, print_side_by_side
 from suite.report.terminal.tables import console
@@ -44,6 +46,14 @@ def dry_run_command(  # noqa: PLR0913  # long: the command's options
         list[str] | None, typer.Option(help="Another layout to print beside the first; may be given several times.")
     ] = None,
     on: Annotated[str | None, typer.Option(help="Accelerator whose memory counts (default: the recorded one).")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of accelerators that a directory's files leave open.", min=1)
+    ] = None,
+    network: Annotated[float | None, typer.Option(help="Gbit/s out of a node, for a directory's files.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model of files in a directory that name none: a name, config.json, or run file.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(readable=False, help="FILE.csv: a directory's rows too.")] = None,
     ranks: Annotated[
         str | None,
         typer.Option(help="Ranks to execute: all, or 0,32 and the like (default: one of each class of equals)."),
@@ -78,10 +88,13 @@ def dry_run_command(  # noqa: PLR0913  # long: the command's options
     Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 a rank could not be executed, 128 + n ended by
     signal n.
     """
+    check_place(name)
     if Path(name).is_dir():
         of_one = {"--mini": mini, "--layout": layout, "--compare": compare, "--ranks": ranks, "--plot": plot}
-        _audit(Path(name), on, of_one | {"--schedule": schedule, "--record": record}, as_json=json)
+        refuse_of_one(of_one | {"--schedule": schedule, "--record": record})
+        _audit(Path(name), on, gpus, network, model, csv, force=force, as_json=json)
         return
+    check_absent({"--gpus": gpus, "--network": network, "--model": model, "--csv": csv}, what="is of a directory")
     require("torch")
     end_as_interrupted()
     for option, picture in (("--plot", plot), (SCHEDULE, schedule)):
@@ -117,12 +130,22 @@ def dry_run_command(  # noqa: PLR0913  # long: the command's options
     raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
 
 
-def _audit(directory: Path, on: str | None, of_one: Mapping[str, object], *, as_json: bool) -> None:
-    from suite.commands.audited import audit_directory, refuse_of_one
+def _audit(
+    directory: Path,
+    on: str | None,
+    gpus: int | None,
+    network: float | None,
+    model: str | None,
+    table: Path | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
     from suite.predict.plan.audit import Filling
 
-    refuse_of_one(of_one)
-    audit_directory(directory, Filling(on=on), table=None, as_json=as_json)
+    check_positive({"--gpus": gpus, "--network": network})
+    check_new(table, "--csv", force=force)
+    audit_directory(directory, Filling(on, gpus, network, model=model), table=table, as_json=as_json)
 
 
 def _board(asked: str | None, recorded: str | None) -> Accelerator | None:

@@ -10,6 +10,7 @@ import typer
 from reference_runs.errors import InputError
 from reference_runs.machine_model import machine_model
 from suite.commands import exit_codes
+from suite.commands.audited import audit_directory, check_place, refuse_of_one
 from suite.commands.model_tiers import print_model_tiers
 from suite.commands.new_file import check_new, forced
 from suite.commands.options import print_json
@@ -98,6 +99,7 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
 
     Exit codes: 0 fits, or all of a directory run; 1 does not, or one cannot; 2 bad input; 3 not all are judged.
     """
+    check_place(run)
     if run is not None and Path(run).is_dir():
         of_one = {"--gemm-dtype": products, "--fix": fix, "--any-software": any_software}
         of_one |= {"--serve": serving.serve, "--tiers": serving.tiers}
@@ -144,7 +146,6 @@ class _Given(NamedTuple):
 
 
 def _audit(directory: Path, asked: Asked, given: _Given, of_one: dict[str, object]) -> None:
-    from suite.commands.audited import audit_directory, refuse_of_one
     from suite.predict.plan.audit import Filling
 
     training = asked.training

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Answer = Mapping[str, Any]
 Source = str | Path | Answer | Iterable[Answer]
+LIKELY_FROM = 0.5  # probability to fit from which it does, as `fit` and `predict` say
 MOST_BYTES = 1 << 28  # of a file of answers
 _COMMON = ("run", "accelerator", "accelerators", "stack", "layout", "fits", "probability_fits", "edition")
 _FIGURES = (
@@ -120,11 +121,18 @@ def _predicted(answer: Answer) -> dict[str, Any]:
             row[figure["quantity"]] = figure.get("left")
             if figure["quantity"] == Quantity.STEP_SECONDS:
                 row["published_step_seconds"] = figure.get("right")
+    row["accelerators"] = _accelerators(row)
     for name in (Quantity.STEP_SECONDS, Quantity.PEAK_BYTES):
         interval = _table(answer, "intervals").get(name)
         if isinstance(interval, list) and len(interval) == 2:
             row[f"{name}_low"], row[f"{name}_high"] = interval
     return row
+
+
+def _accelerators(row: Mapping[str, Any]) -> int | None:
+    """How many accelerators a prediction is of: accelerator-seconds over seconds of the training; None: unknown."""
+    whole, each = row.get(Quantity.ACCELERATOR_SECONDS), row.get(Quantity.TRAINING_SECONDS)
+    return round(whole / each) if whole and each else None
 
 
 def _searched(answer: Answer, first: Any) -> dict[str, Any]:
@@ -147,8 +155,8 @@ def _planned(answer: Answer) -> dict[str, Any]:
 
 def _audited(answer: Answer) -> dict[str, Any]:
     row = {name: answer.get(name) for name in COLUMNS if name in answer}
-    verdict = answer["verdict"]
-    return row | {"fits": {"runs": True, "cannot run": False}.get(verdict), "run": None}
+    probability = answer.get("probability_fits")
+    return row | {"fits": None if probability is None else probability >= LIKELY_FROM, "run": None}
 
 
 _READERS: dict[str, Callable[[Answer], dict[str, Any]]] = {

@@ -72,11 +72,24 @@ def test_dry_run_of_a_directory_is_the_same_table(directory: Path, capsys: pytes
 
 def test_csv_has_a_line_a_file_and_no_formula(directory: Path, tmp_path: Path) -> None:
     (directory / "=x.json").write_text("[]", encoding="utf-8")
-    assert main(["fit", str(directory), "--csv", str(tmp_path / "rows.csv")]) == 1
+    assert main(["fit", str(directory), "--csv", str(tmp_path / "rows.csv")]) == 0
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["file"] for row in rows] == ["'=x.json", "runs.toml"]
-    assert [row["verdict"] for row in rows] == ["cannot run", "runs"]
+    assert [row["file"] for row in rows] == ["runs.toml", "'=x.json"]
+    assert [row["verdict"] for row in rows] == ["runs", "not a configuration"]
+
+
+def test_dry_run_of_a_directory_takes_the_options_that_fill_in(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "runs.toml").write_text(RUNS.replace("= 8", "= -1"), encoding="utf-8")
+    options = ["--on", "h100-sxm", "--gpus", "16", "--network", "400", "--model", "gpt2-124m", "--json"]
+    assert main(["fit", str(directory), *options]) == 0
+    fit = capsys.readouterr().out
+    assert json.loads(fit)["accelerators"] == 16
+    assert main(["dry-run", str(directory), *options, "--csv", str(tmp_path / "rows.csv")]) == 0
+    assert capsys.readouterr().out == fit
+    assert (tmp_path / "rows.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +97,12 @@ def test_csv_has_a_line_a_file_and_no_formula(directory: Path, tmp_path: Path) -
     [
         (["fit", "DIRECTORY", "--fix", "zero3"], "is of one run, not of a directory; got --fix"),
         (["fit", "DIRECTORY", "--on", "h1000"], "h1000"),
+        (["fit", "DIRECTORY", "--model", "llama3.1-9b"], "--model: unknown model; got llama3.1-9b, did you mean"),
+        (["fit", "DIRECTORY", "--model", "none/config.json"], "--model: no such file; got none/config.json"),
+        (["dry-run", "DIRECTORY", "--model", "nobodys"], "--model: unknown model; got nobodys"),
+        (["fit", "DIRECTORY/none"], "no such file or directory; got"),
+        (["dry-run", "./none"], "no such file or directory; got ./none"),
+        (["dry-run", "gpt2-124m", "--gpus", "8"], "--gpus: is of a directory"),
         (["dry-run", "DIRECTORY", "--mini"], "is of one run, not of a directory; got --mini"),
         (["fit", "gpt2-124m", "--model", "x"], "--model: is of a directory"),
         (["fit", "DIRECTORY", "--csv", "DIRECTORY/none/rows.csv"], "--csv"),

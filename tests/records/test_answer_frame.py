@@ -10,7 +10,9 @@ import pytest
 
 from reference_runs.errors import InputError
 from suite.__main__ import main
+from suite.predict.analytic.memory_uncertainty import NOT_BELOW
 from suite.records import frame
+from suite.records.answer_frame import LIKELY_FROM
 
 COMMANDS = {
     "predict": ["predict", "gpt2-124m", "--on", "h100-sxm", "--gpus", "8"],
@@ -50,6 +52,7 @@ def test_a_file_of_answers_is_a_row_each_with_what_they_say(printed: dict[str, A
     assert (rows.loc[1, "energy_joules"], rows.loc[1, "training_seconds"]) == (best["joules"], best["seconds"])
     assert [*rows.layouts_fitting[1:]] == [printed[name]["layouts"]["fitting"] for name in ("plan", "fit")]
     assert [*rows.fits] == [True, True, True]
+    assert [*rows.accelerators] == [8, 8, 8]
 
 
 def test_answers_at_hand_are_taken_as_they_are(printed: dict[str, Any]) -> None:
@@ -65,9 +68,12 @@ def test_an_answer_that_nothing_fits_has_no_layout(printed: dict[str, Any]) -> N
 
 def test_rows_of_an_audit_are_answers_too() -> None:
     row = {"file": "a.toml", "read_as": "torchtitan", "verdict": "cannot run", "why": "memory", "peak_bytes": 5.0}
-    found = frame.answers([row, row | {"verdict": "not judged"}])
-    assert [*found.answer] == ["audit", "audit"]
-    assert (found.fits[0], found.fits.isna()[1], found.peak_bytes[0]) == (False, True, 5.0)
+    assert NOT_BELOW == LIKELY_FROM
+    likely = [row | {"probability_fits": probability} for probability in (0.1, 0.6)]
+    found = frame.answers([*likely, row | {"why": "broken TOML", "probability_fits": None}, row])
+    assert [*found.answer] == ["audit"] * 4
+    assert [*found.fits[:2], *found.fits.isna()[2:]] == [False, True, True, True]
+    assert found.peak_bytes[0] == 5.0
 
 
 @pytest.mark.parametrize(

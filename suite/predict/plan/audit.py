@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.catalog import load
-from reference_runs.configurations.configuration import ComputedError, Framework, TrainingConfiguration, is_file
-from reference_runs.configurations.document import SUFFIXES
+from reference_runs.configurations.configuration import ComputedError, Framework, TrainingConfiguration
+from reference_runs.configurations.document import SUFFIXES, NoDocumentError
 from reference_runs.configurations.kinds import UnknownWord, read_file
-from reference_runs.configurations.models import UnknownModelError, model_of
+from reference_runs.configurations.models import UnknownModelError, asked_model, has_model, model_of
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.configuration import NotDescribedError
 from reference_runs.layout import Layout, layout_text
@@ -37,6 +37,7 @@ from suite.predict.plan.configured_training import (
 MOST_FILES = 20_000
 GIB = 2**30
 LOGIT_BYTES = 12  # of a logit, at most: in 16 bits and in fp32, and the gradient of each
+LEAST_LIKELY = 0.05  # to fit: what is less likely is not said
 SHORT = 512  # tokens of a sample of instructions that is not packed: most are shorter
 _WITHOUT_MODEL = (Framework.DEEPSPEED, Framework.ACCELERATE, Framework.TRAINER)  # whose files need not name one
 
@@ -73,17 +74,17 @@ class Filling(NamedTuple):
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """One file's row.
+    """Row of a file.
 
     Args:
         file: its path below the directory.
-        read_as: software that it is a configuration of; empty: of none.
+        read_as: software whose configuration it is; empty: none.
         accelerators: None where it did not come so far.
         accelerators_assumed: whether neither file nor option says how many.
         why: the reason; of one that runs what that rests on.
-        peak_bytes: the fullest rank's.
-        usable_bytes: that an accelerator has for them.
-        probability_fits: with which the peak fits.
+        peak_bytes: peak of the fullest rank.
+        usable_bytes: memory of an accelerator that a training can use.
+        probability_fits: probability that the peak fits.
         step_seconds: None where no time is predicted.
     """
 
@@ -106,11 +107,16 @@ def audit(directory: Path, filling: Filling) -> Iterator[Audited]:
     """A row for each file below `directory` that may be a configuration, in the order of their paths.
 
     Raises:
-        InputError: no directory, or no accelerator or stack of a name that options say.
+        InputError: no directory, or no accelerator, stack or model of a name that options say.
     """
     device = accelerator(filling.on or USUAL_ACCELERATOR)
     if filling.stack is not None:
         stack(filling.stack)
+    if filling.model is not None:
+        try:
+            filling = filling._replace(model=asked_model(filling.model))
+        except InputError as error:
+            raise InputError("; ".join(error.lines), where="--model") from error
     for path in configuration_files(directory):
         yield audited(path, str(path.relative_to(directory)), filling, device)
 
@@ -146,6 +152,8 @@ def audited(path: Path, name: str, filling: Filling, device: Accelerator) -> Aud
                 row, read_as="run file", why=f"a run file of this suite: `fit {name}`", model=load(path).title
             )
         read = read_file(path)
+    except NoDocumentError as error:
+        return replace(row, why=_words(error))
     except ComputedError as error:
         return replace(row, verdict=AuditVerdict.NOT_JUDGED, why=_words(error))
     except InputError as error:
@@ -155,16 +163,17 @@ def audited(path: Path, name: str, filling: Filling, device: Accelerator) -> Aud
     row = replace(row, read_as=read.configuration.software.value, model=read.configuration.model)
     if read.unknown:
         return replace(row, verdict=AuditVerdict.CANNOT, why="; ".join(_unknown_words(each) for each in read.unknown))
-    return _judged(row, _filled(read.configuration, filling), path.parent, filling, device)
+    return _judged(row, _filled(read.configuration, filling, path.parent), path.parent, filling, device)
 
 
-def _filled(of: TrainingConfiguration, filling: Filling) -> TrainingConfiguration:
+def _filled(of: TrainingConfiguration, filling: Filling, directory: Path) -> TrainingConfiguration:
     """The configuration with what options say of what it leaves out."""
     training = filling.training
+    said = of.model or of.shape is not None or has_model(directory)
     return of._replace(
         ranks=of.ranks or filling.ranks,
         stack=filling.stack or of.stack,
-        model=of.model or filling.model or "",
+        model=of.model if said else filling.model or "",
         sequence=of.sequence or training.sequence,
         precision=of.precision or training.precision,
         batch=of.batch or (training.batch if of.accumulation is None else None),
@@ -181,7 +190,7 @@ def _judged(row: Audited, of: TrainingConfiguration, directory: Path, filling: F
     try:
         if of.refused:
             raise InputError("; ".join(of.refused))
-        if not of.model and of.shape is None and of.software in _WITHOUT_MODEL and not _has_model(directory):
+        if not of.model and of.shape is None and of.software in _WITHOUT_MODEL and not has_model(directory):
             raise UnknownModelError(
                 "missing model: its program loads one; put its config.json beside it, or say --model"
             )
@@ -201,10 +210,6 @@ def _judged(row: Audited, of: TrainingConfiguration, directory: Path, filling: F
     except ArithmeticError:
         return replace(row, verdict=AuditVerdict.NOT_JUDGED, why="numbers that are too large to compute with")
     return replace(row, why="; ".join(part for part in (row.why, *of.notes) if part))
-
-
-def _has_model(directory: Path) -> bool:
-    return is_file(directory / "config.json")
 
 
 def _less(row: Audited, before: Audited) -> bool:
@@ -279,7 +284,8 @@ def _of_memory(found: Judged, device: Accelerator) -> tuple[AuditVerdict, str]:
     fitting = Fitting(found.probability_fits)
     needs = f"needs {found.peak_bytes / GIB:,.1f} GiB of {found.usable_bytes / GIB:,.1f} of {device.name}"
     if fitting.verdict is MemoryVerdict.NOT:
-        return AuditVerdict.CANNOT, f"memory: {needs}"
+        likely = f": {fitting.percent} likely to fit" if fitting.probability >= LEAST_LIKELY else ""
+        return AuditVerdict.CANNOT, f"memory: {needs}{likely}"
     return AuditVerdict.RUNS, "" if fitting.verdict is MemoryVerdict.FITS else f"{needs}: {fitting.words}"
 
 

@@ -294,3 +294,69 @@ def test_whole_number_arithmetic_of_a_shell_file_is_worked_out(tmp_path: Path) -
 def test_values_that_a_shell_computes_are_not_judged(tmp_path: Path, text: str) -> None:
     row = _row(tmp_path, "a.sh", SHELL.format(tp="2", nodes=text))
     assert (row.verdict, row.why) == (AuditVerdict.NOT_JUDGED, "value of nnodes is computed when it runs")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("records.json", '[{"bf16": 1}]', "JSON of a list, no table of keys"),
+        ("list.yaml", "- a\n- b\n", "YAML of a list, no table of keys"),
+        ("empty.yaml", "", "YAML of nothing, no table of keys"),
+        ("lines.json", '{"a": 1}\n{"a": 2}\n', "broken JSON: Extra data: line 2 column 1 (char 9)"),
+    ],
+)
+def test_a_file_without_a_table_of_keys_is_no_configuration(tmp_path: Path, name: str, text: str, why: str) -> None:
+    row = _row(tmp_path, name, text)
+    assert (row.verdict, row.why) == (AuditVerdict.NONE, why)
+
+
+def test_bytes_that_are_no_text_are_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"\x89PNG\xff\x00")
+    assert [row.verdict for row in audit(tmp_path, Filling())] == [AuditVerdict.NONE]
+
+
+def test_an_option_does_not_rename_a_model_that_the_file_or_its_neighbour_says(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.sh", SHELL.format(tp="4", nodes="2"), Filling(model="gpt2-124m"))
+    assert row.model == "its own sizes"
+    zero = json.dumps(DEEPSPEED)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,'
+        ' "intermediate_size": 11008, "vocab_size": 32000, "architectures": ["LlamaForCausalLM"]}',
+        encoding="utf-8",
+    )
+    row = _row(tmp_path, "ds.json", zero, Filling(model="gpt2-124m"))
+    assert "gpt2" not in row.model
+
+
+def test_a_models_path_begins_beside_the_file_and_then_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = (
+        '{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,'
+        ' "intermediate_size": 4096, "vocab_size": 32000, "architectures": ["LlamaForCausalLM"]}'
+    )
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "small.json").write_text(config, encoding="utf-8")
+    (tmp_path / "models" / "config.json").write_text(config, encoding="utf-8")
+    for name in ("models/small.json", "models"):
+        text = AXOLOTL.replace("meta-llama/Llama-3.1-8B", name)
+        row = _row(tmp_path, "a.yml", text, Filling(ranks=8))
+        assert (row.verdict, row.model) == (AuditVerdict.RUNS, name)
+        monkeypatch.chdir(tmp_path)
+        assert _row(tmp_path / "below", "a.yml", text, Filling(ranks=8)).verdict is AuditVerdict.RUNS
+        monkeypatch.chdir("/")
+
+
+def test_memory_that_may_be_enough_all_the_same_has_its_probability(tmp_path: Path) -> None:
+    found = [
+        _row(tmp_path, f"{size}.toml", _titan(shards=4).replace("local_batch_size = 1", f"local_batch_size = {size}"))
+        for size in range(1, 30)
+    ]
+    near = [row for row in found if row.probability_fits is not None and 0.05 <= row.probability_fits < 0.5]
+    far = [row for row in found if row.probability_fits is not None and row.probability_fits < 0.045]
+    assert near
+    assert far
+    for row in near:
+        assert row.probability_fits is not None
+        assert row.why.endswith(f": {100 * row.probability_fits:.0f} % likely to fit")
+    assert not any("likely" in row.why for row in far)

@@ -150,8 +150,9 @@ def test_a_name_that_is_near_none_is_of_an_extension_and_left_alone(tmp_path: Pa
     ("name", "text", "words"),
     [
         ("a.json", "[1, 2]", "no table of keys"),
-        ("a.toml", "x = ", "broken TOML"),
-        ("a.yaml", "a: [1", "broken YAML"),
+        ("a.toml", "[parallelism]\nx = ", "broken TOML"),
+        ("a.json", '{"train_batch_size": 8,', "broken JSON"),
+        ("a.yaml", "base_model: [1", "broken YAML"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.json", '{"zero_optimization": {"stage": 7}}', "zero_optimization.stage"),
         ("a.json", '{"train_batch_size": "many"}', "train_batch_size"),
