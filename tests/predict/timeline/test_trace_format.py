@@ -1,0 +1,119 @@
+"""Every event of a timeline is as the published Trace Event Format has it, by a JSON schema and rules beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from suite.__main__ import main
+from suite.paths import RECORDED_H100
+
+SCHEMA = json.loads(Path(__file__).with_name("trace_event_format.json").read_text(encoding="utf-8"))
+RECORD = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
+CASES = {
+    "no pipeline": "gpt2-124m",
+    "1F1B": "bloom-176b --batch 128",
+    "interleaved, hidden": "llama2-70b --on h100-sxm --layout dp8,tp4,pp4,sp,interleave2,zero1,micro1 --batch 64",
+    "zero bubble": "bloom-176b --layout dp8,tp4,pp12,zero-bubble,micro2 --batch 256",
+    "mixture": "deepseek-v3",
+    "next to a measurement": f"gpt2-124m --against {RECORD}",
+}
+ROUNDED = 1e-3  # microseconds: Perfetto's clock counts nanoseconds
+
+
+def faults(trace: dict[str, Any]) -> list[str]:
+    """Why a trace is not as the format has it; empty where it is."""
+    found = [error.message[:200] for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(trace)]
+    if found:
+        return found
+    events = trace["traceEvents"]
+    for event in events:
+        numbers = [value for value in (*event.values(), *event["args"].values()) if isinstance(value, float)]
+        if not all(map(math.isfinite, numbers)):
+            found.append(f"not finite: {event}")
+    named: dict[str, set[Any]] = defaultdict(set)
+    threads: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append(event)
+        elif (key := (event["pid"], event["tid"])) in named[event["name"]]:
+            found.append(f"named twice: {event}")
+        else:
+            named[event["name"]].add(key)
+    processes = {process for process, _ in named["process_name"]}
+    for (process, thread), of_thread in threads.items():
+        if process not in processes or (process, thread) not in named["thread_name"]:
+            found.append(f"no name: process {process}, thread {thread}")
+        found += _overlaps(of_thread)
+    return found
+
+
+def _overlaps(events: list[dict[str, Any]]) -> list[str]:
+    """Events of a thread that begin within another and end after it."""
+    found, around = [], []
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        end = event["ts"] + event["dur"]
+        while around and around[-1] <= event["ts"] + ROUNDED:
+            around.pop()
+        if around and end > around[-1] + ROUNDED:
+            found.append(f"overlaps: {event}")
+        around.append(end)
+    return found
+
+
+def written(words: str, path: Path) -> dict[str, Any]:
+    """The timeline of a prediction."""
+    assert main(["predict", *words.split(), "--timeline", str(path)]) in (0, 1)  # 1: too large for its memory
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_every_event_of_a_timeline_is_as_the_format_has_it(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = written(words, tmp_path / "step.json")
+    capsys.readouterr()
+    assert faults(trace) == []
+    assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M"}
+
+
+def _first(trace: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next(event for event in trace["traceEvents"] if event["ph"] == kind)
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no duration": lambda trace: _first(trace, "X").pop("dur"),
+    "a duration below 0": lambda trace: _first(trace, "X").update(dur=-1.0),
+    "a time that is no number": lambda trace: _first(trace, "X").update(ts="0"),
+    "a time that is not finite": lambda trace: _first(trace, "X").update(ts=math.inf),
+    "a figure that is not finite": lambda trace: _first(trace, "X")["args"].update(bytes=math.nan),
+    "no category": lambda trace: _first(trace, "X").pop("cat"),
+    "a process without a number": lambda trace: _first(trace, "X").update(pid="1"),
+    "a process without a name": lambda trace: _first(trace, "X").update(pid=999),
+    "an unknown phase": lambda trace: _first(trace, "X").update(ph="Q"),
+    "arguments that are a list": lambda trace: _first(trace, "X").update(args=[]),
+    "an unknown metadata event": lambda trace: _first(trace, "M").update(name="process_title"),
+    "metadata without a name": lambda trace: _first(trace, "M").update(args={"label": "x"}),
+    "a key that the format lacks": lambda trace: _first(trace, "X").update(rank=0),
+    "events of a thread that overlap": lambda trace: trace["traceEvents"].append(
+        (last := trace["traceEvents"][-1]) | {"ts": last["ts"] - 2.0, "dur": last["dur"]}
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_what_the_format_does_not_have_is_found(
+    damage: Callable[[dict[str, Any]], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = written("gpt2-124m --batch 32 --gpus 1 --on h100-sxm", tmp_path / "step.json")
+    capsys.readouterr()
+    assert faults(trace) == []
+    damage(trace)
+    assert faults(trace)
