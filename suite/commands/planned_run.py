@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from reference_runs.catalog import miniatures, reference_run
+from reference_runs.configurations.configuration import Framework
+from reference_runs.configurations.document import read_document
+from reference_runs.configurations.kinds import software_of
 from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, named_fields
@@ -75,7 +78,22 @@ def planned_run(name: str, *, sequence: int | None = None) -> ReferenceRun:
     minis = miniatures()
     if name in minis:
         raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
-    return reference_run(name, also=minis)
+    try:
+        return reference_run(name, also=minis)
+    except InputError as error:
+        if name.endswith(".toml") and (software := _other_software(Path(name))) is not None:
+            what, allowed = f"a configuration of {software}, not a run file", "`fit` with its directory"
+            raise InputError(what, allowed=allowed, where=name) from error
+        raise
+
+
+def _other_software(path: Path) -> Framework | None:
+    """The software whose configuration a file is; None where it is none, or cannot be read."""
+    try:
+        found = software_of(read_document(path))
+    except InputError:
+        return None
+    return found if isinstance(found, Framework) else None
 
 
 def found_entry(found: Found, question: Question) -> dict[str, Any]:

@@ -61,6 +61,20 @@ def test_what_is_not_judged_and_an_empty_directory_exit_with_3(directory: Path, 
     assert main(["fit", str(tmp_path / "empty")]) == 3
 
 
+@pytest.mark.parametrize("command", ["fit", "plan"])
+def test_a_configuration_in_place_of_a_run_file_is_named_with_what_reads_it(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n', encoding="utf-8")
+    assert main([command, str(path)]) == 2
+    words = "a configuration of torchtitan, not a run file; allowed: `fit` with its directory"
+    assert capsys.readouterr().err == f"error: {path}: {words}\n"
+    path.write_text("[model]\n", encoding="utf-8")
+    assert main([command, str(path)]) == 2
+    assert "unknown key 'model'" in capsys.readouterr().err
+
+
 def test_dry_run_of_a_directory_is_the_same_table(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(directory), "--json"]) == 0
     fit = capsys.readouterr().out
