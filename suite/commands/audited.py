@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
+from reference_runs.named_runs import meant_run, run_names
 from reference_runs.printable import csv_cell
 from suite.commands import exit_codes
 from suite.commands.options import print_json
@@ -53,7 +54,9 @@ def check_place(name: str | None) -> None:
         return
     path = Path(name)
     begun = name.startswith(("/", "./", "../", "~")) or name.endswith("/") or name in (".", "..")
-    if (begun or ("/" in name and path.parent.is_dir())) and not path.exists():
+    if not begun and "/" in name:  # or the owner of a model in front of its name, as in meta-llama/Llama-3.1-8B
+        begun = path.parent.is_dir() or meant_run(name, run_names()) is None
+    if begun and not path.exists():
         raise InputError("no such file or directory", got=name)
 
 

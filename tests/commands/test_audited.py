@@ -115,6 +115,8 @@ def test_dry_run_of_a_directory_takes_the_options_that_fill_in(
         (["fit", "DIRECTORY", "--model", "none/config.json"], "--model: no such file; got none/config.json"),
         (["dry-run", "DIRECTORY", "--model", "nobodys"], "--model: unknown model; got nobodys"),
         (["fit", "DIRECTORY/none"], "no such file or directory; got"),
+        (["fit", "none/none"], "no such file or directory; got none/none"),
+        (["fit", "meta-llama/Llama-3.1-8B"], "did you mean llama3.1-8b?"),
         (["dry-run", "./none"], "no such file or directory; got ./none"),
         (["dry-run", "gpt2-124m", "--gpus", "8"], "--gpus: is of a directory"),
         (["dry-run", "DIRECTORY", "--mini"], "is of one run, not of a directory; got --mini"),
