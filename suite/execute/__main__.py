@@ -29,12 +29,12 @@ from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.system_load import bind_near_gpu
-from suite.execute.model import fused_gemms, scaled_products
+from suite.execute.model import fused_gemms, packed_attention, scaled_products
 from suite.execute.parallel.fake_group import join_fake_group, join_fake_group_with_others
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.parallel.shared_device import communicate_through_host
-from suite.execute.precision import prepare_arithmetic
+from suite.execute.precision import DTYPES, prepare_arithmetic
 from suite.execute.probe.run import probe
 from suite.execute.training.loop import train
 from suite.job.calibration_job import CalibrationJob
@@ -130,6 +130,10 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         arithmetic = f"{arithmetic}; {scaled_products.how_computed(device)}"
     if job.model is None:
         training = parallelize(job, mesh=mesh, device=device)
+        if words := packed_attention.how_computed(
+            job.training_options.optimizations, device, DTYPES[job.recipe.precision], job.architecture.fused_head_dim
+        ):  # after FlashAttention 3 is chosen
+            arithmetic = f"{arithmetic}; {words}"
     else:
         from suite.execute.trace.launched import model_training  # and with it the tracer
 

@@ -137,6 +137,19 @@ def test_a_way_whose_results_are_not_pytorchs_is_left_out_and_one_that_rounds_ap
     assert fastest([half, last_row, last_column, slow], made) is slow
 
 
+def test_nothing_is_compared_where_pytorchs_own_results_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    out = product().out
+
+    def infinite() -> None:
+        out.fill_(torch.inf)
+
+    def plain(gemm: Gemm) -> None:
+        gemm.plain()
+
+    assert fastest([plain], product(out=out, plain=infinite)) is plain
+
+
 def test_the_launch_of_a_first_call_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that was waited for is idle until the host has launched a call, which takes the library's ways long."""
 

@@ -12,14 +12,17 @@ Rows of the projection's output are [H, 3, K]: of each head its query, key and v
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+from torch.nn.functional import scaled_dot_product_attention
 
 from suite.execute.measure.counters import counts_as_attention_backward
+from suite.job.options import Optimization
 
 _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("llm_reference_runs", "FRAGMENT")
@@ -117,6 +120,84 @@ def _on_cuda(
     else:
         _by_cudnn(given, parts, scale)
     return packed
+
+
+CHECKED = (2, 256, 3)  # samples, positions and heads of the self-check
+
+
+@cache
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """Why attention does not write one gradient on `device`, in words; empty: it does.
+
+    At the first call a small gradient is compared with that of PyTorch's own attention.
+    """
+    try:
+        wrong = _disagreements(device, dtype, head_dim)
+    except Exception as error:  # of a package, a library or CUDA: there is the plain way
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return f"wrong gradients of {', '.join(wrong)}" if wrong else ""
+
+
+def how_computed(optimizations: Sequence[Optimization], device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """How attention's gradients are written, in words for the record; empty where nothing else was asked."""
+    if Optimization.PACKED_GRADIENTS not in optimizations:
+        return ""
+    reason = why_not(device, dtype, head_dim)
+    if reason:
+        return f"without {Optimization.PACKED_GRADIENTS}: {reason}"
+    return "attention writes one gradient of queries, keys and values"
+
+
+def _disagreements(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[str]:
+    """The parts whose gradients are apart from those of PyTorch's own attention by more than roundings."""
+    batch, length, heads = CHECKED
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=generator) - 0.5).to(dtype).to(device)
+
+    values = drawn(batch, length, heads * 3 * head_dim)
+    upstream = drawn(batch, length, heads, head_dim).transpose(1, 2)  # as in training
+
+    def gradients(attention: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        leaf = values.clone().requires_grad_()
+        (packed,) = torch.autograd.grad(attention(leaf), leaf, upstream)
+        return tuple(part.float() for part in _parts(packed, head_dim))
+
+    with torch.enable_grad():
+        packed = gradients(lambda leaf: packed_attention(leaf, head_dim, 1.0))
+        plain = gradients(lambda leaf: scaled_dot_product_attention(*_parts(leaf, head_dim), is_causal=True, scale=1.0))
+    bounds = _bounds(values, upstream, head_dim)
+    names = ("queries", "keys", "values")
+    return [
+        name
+        for name, found, right, bound in zip(names, packed, plain, bounds, strict=True)
+        if bool((~((found - right).abs() <= bound)).any())
+    ]
+
+
+def _bounds(values: Tensor, upstream: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """By how much two gradients may be apart whose sums are in fp32, of weights P and a context O = P v.
+
+    Numbers are rounded by u of them: P, O, dS = P (dO v^T - rows' sums of dO O) and the results. Each gradient is off
+        of O        u (P |v| + |O|), at most 2 u P |v|: so the sum of a row by R = 2 u sum of |dO| P |v|
+        of dS       E = u |dS| + P R
+        of results  q: E |k| + u |dq|; k: E^T |q| + u |dk|; v: u P^T |dO| + u |dv|
+    and two by twice that; as much again for fp32's sums and exponentials, which are off by far less.
+    """
+    unit = torch.finfo(values.dtype).eps / 2
+    q, k, v = _parts(values.float(), head_dim)
+    do = upstream.float()
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    p = (q @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
+    ds = p * (do @ v.mT - (do * (p @ v)).sum(-1, keepdim=True))
+    of_rows = 2 * unit * (do.abs() * (p @ v.abs())).sum(-1, keepdim=True)
+    of_ds = unit * ds.abs() + p * of_rows
+    return (
+        4 * (of_ds @ k.abs() + unit * (ds @ k).abs()),
+        4 * (of_ds.mT @ q.abs() + unit * (ds.mT @ q).abs()),
+        4 * unit * (p.mT @ do.abs() + (p.mT @ do).abs()),
+    )
 
 
 def _by_flash_attention_3(given: tuple[Tensor, ...], parts: tuple[Tensor, ...], scale: float) -> None:

@@ -11,7 +11,7 @@ from reference_runs.placement import chunk_layers, stage_chunks
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.fused_gemms import fuse_gemms
-from suite.execute.model.packed_attention import use_flash_attention_3
+from suite.execute.model.packed_attention import use_flash_attention_3, why_not
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import tensor_parallel
 from suite.execute.parallel.expert_parallel import RowCounter, share_experts
@@ -40,6 +40,9 @@ def split_chunks(
     chunks, splits = [], []
     if Optimization.FLASH_ATTENTION_3 in job.training_options.optimizations:
         use_flash_attention_3()
+    packs = Optimization.PACKED_GRADIENTS in job.training_options.optimizations and not why_not(
+        device, DTYPES[job.recipe.precision], job.architecture.fused_head_dim
+    )
     for number in chunk_numbers(layout, mesh):
         with torch.device("cpu" if job.slice is None else "meta"):
             chunk = Decoder(
@@ -51,7 +54,7 @@ def split_chunks(
                 first=number == 0,
                 last=number == len(layers) - 1,
                 across_blocks=Optimization.ACROSS_BLOCKS in job.training_options.optimizations,
-                packed_gradients=Optimization.PACKED_GRADIENTS in job.training_options.optimizations,
+                packed_gradients=packs,
             )
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
         if job.slice is None:

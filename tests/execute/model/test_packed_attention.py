@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -9,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.model import packed_attention as packed_module
 from suite.execute.model.packed_attention import packed_attention
+from suite.job.options import Optimization
 
 BATCH, LENGTH, HEADS, HEAD_DIM, SCALE = 2, 37, 3, 8, 0.3
 
@@ -76,3 +79,46 @@ def test_the_libraries_get_an_upstream_gradient_whose_rows_lie_together(monkeypa
     for found, right in zip(given[1:], (apart, same), strict=True):
         assert found.is_contiguous()
         assert torch.equal(found, right)
+
+
+ASKED = (Optimization.PACKED_GRADIENTS,)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _checked_anew() -> Iterator[None]:
+    packed_module.why_not.cache_clear()
+    yield
+    packed_module.why_not.cache_clear()
+
+
+@pytest.mark.usefixtures("_checked_anew")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_self_check_passes_the_cpu_s_own_kernel(dtype: torch.dtype) -> None:
+    assert packed_module.why_not(CPU, dtype, 64) == ""
+    assert "one gradient" in packed_module.how_computed(ASKED, CPU, dtype, 64)
+    assert packed_module.how_computed((), CPU, dtype, 64) == ""
+
+
+@pytest.mark.usefixtures("_checked_anew")
+def test_the_self_check_finds_parts_that_are_written_elsewhere_and_names_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = packed_module.packed_attention
+
+    def misplaced(packed: torch.Tensor, head_dim: int, scale: float) -> torch.Tensor:
+        """Keys' and values' gradients are exchanged."""
+        packed.register_hook(lambda gradient: gradient.unflatten(-1, (-1, 3, head_dim))[..., [0, 2, 1], :].flatten(2))
+        return right(packed, head_dim, scale)
+
+    def fails(*_: object) -> list[str]:
+        raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED\nmore")
+
+    monkeypatch.setattr(packed_module, "packed_attention", misplaced)
+    assert packed_module.why_not(CPU, torch.bfloat16, 64) == "wrong gradients of keys, values"
+    packed_module.why_not.cache_clear()
+    monkeypatch.setattr(packed_module, "_disagreements", fails)
+    assert packed_module.why_not(CPU, torch.bfloat16, 64) == "RuntimeError: CUDNN_STATUS_NOT_SUPPORTED"
+    assert packed_module.how_computed(ASKED, CPU, torch.bfloat16, 64) == (
+        "without packed-gradients: RuntimeError: CUDNN_STATUS_NOT_SUPPORTED"
+    )
