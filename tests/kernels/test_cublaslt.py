@@ -84,7 +84,7 @@ EPILOGUES = [Epilogue.NONE, Epilogue.GELU_AUX, GELU_OF, Epilogue.DGELU, Epilogue
 def test_a_way_whose_results_are_not_pytorchs_is_left_out_and_one_that_rounds_apart_is_kept(
     epilogue: Epilogue, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 600 by 24, 64 deep. Faults: the last row or column is not written, a part of the depth is left out."""
+    """Numbers of 600 by 24, 64 deep. Faults: the last row or column is not written, a part of the depth is left out."""
     monkeypatch.setattr(torch.cuda, "Event", Event)
     generator = torch.Generator().manual_seed(1)
 
