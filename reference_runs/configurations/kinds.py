@@ -12,8 +12,10 @@ from reference_runs.configurations.configuration import Framework, Keys, Trainin
 from reference_runs.configurations.deepspeed import deepspeed
 from reference_runs.configurations.document import Document, flat, read_document
 from reference_runs.configurations.megatron import last_words, megatron
+from reference_runs.configurations.nanotron import nanotron
 from reference_runs.configurations.torchtitan import torchtitan
-from reference_runs.configurations.trainer import OF_A_FILE
+from reference_runs.configurations.torchtune import torchtune
+from reference_runs.configurations.trainer import accelerate, axolotl, llama_factory, trainer
 from reference_runs.errors import nearest
 
 WORDS = Path(__file__).parent / "words.toml"
@@ -68,17 +70,31 @@ def read_file(path: Path) -> ReadFile | str:
     wrong = {each.word for each in unknown}
     if wrong:
         keys = Keys({name: value for name, value in keys.values.items() if not wrong & set(name.split("."))})
+    return ReadFile(_configuration(software, keys, document.values, path), unknown)
+
+
+def _configuration(software: Framework, keys: Keys, values: Mapping[str, Any], path: Path) -> TrainingConfiguration:
     match software:
         case Framework.TORCHTITAN:
-            spec = document.values.get("model_spec")
+            spec = values.get("model_spec")
             model = spec.get("model") if isinstance(spec, Mapping) else None
-            return ReadFile(torchtitan(keys, model if isinstance(model, Mapping) else None), unknown)
+            return torchtitan(keys, model if isinstance(model, Mapping) else None)
         case Framework.MEGATRON | Framework.MEGATRON_BRIDGE:
-            return ReadFile(megatron(keys), unknown)
+            return megatron(keys)
         case Framework.DEEPSPEED:
-            return ReadFile(deepspeed(keys), unknown)
-        case _:
-            return ReadFile(OF_A_FILE[software](keys, path), unknown)
+            return deepspeed(keys)
+        case Framework.TRAINER:
+            return trainer(keys, path)
+        case Framework.AXOLOTL:
+            return axolotl(keys, path)
+        case Framework.LLAMA_FACTORY:
+            return llama_factory(keys, path)
+        case Framework.ACCELERATE:
+            return accelerate(keys)
+        case Framework.TORCHTUNE:
+            return torchtune(keys, path)
+        case Framework.NANOTRON:
+            return nanotron(keys)
 
 
 def _with_tables(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ model/adapter.py; accelerate 1.15.0, utils/dataclasses.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,86 +153,7 @@ def accelerate(keys: Keys) -> TrainingConfiguration:
     )
 
 
-def torchtune(keys: Keys, path: Path) -> TrainingConfiguration:
-    """Training of torchtune: FSDP2 over all accelerators, unless the file's name says that it is of one.
-
-    Source: torchtune 0.6.1, recipes/full_finetune_distributed.py, training/_distributed.py.
-
-    Raises:
-        InputError: a value that is none of the key's.
-    """
-    component = keys.text("model._component_").rpartition(".")[2]
-    tuned, _, name = component.partition("_") if component.startswith(("lora_", "qlora_")) else ("", "", component)
-    tensors, copies = keys.size("tensor_parallel_dim"), keys.count("data_parallel_replicate_dim")
-    optimizer = keys.text("optimizer._component_")
-    dtype = {"bf16": Precision.BF16_PURE, "fp32": Precision.FP32, "fp16": Precision.FP16}
-    host = keys.flag("fsdp_cpu_offload")
-    alone = "single_device" in path.stem or "low_memory" in path.stem
-    unlike = [name for name in _SMALLER_TUNED if keys.flag(name)]
-    return TrainingConfiguration(
-        Framework.TORCHTUNE,
-        "pytorch",
-        model=name.replace("_5_", ".5_") if name.startswith("qwen2_5") else name,
-        tensor_parallel=tensors,
-        sequence_parallel=tensors > 1,
-        replicas=copies,
-        ranks=1 if alone else None,
-        zero_stage=0 if alone else 3,
-        recomputation=Recomputation.FULL if keys.flag("enable_activation_checkpointing") else Recomputation.NONE,
-        offload=Offload.STATE if host else Offload.NONE,
-        micro_batch=keys.size("batch_size"),
-        accumulation=keys.size("gradient_accumulation_steps"),
-        sequence=keys.count("tokenizer.max_seq_len", "dataset.max_seq_len", "max_seq_len"),
-        shorter=not keys.flag("dataset.packed"),
-        precision=chosen(keys.text("dtype") or "fp32", dtype, "dtype"),
-        moments=Moments.FP8 if "8bit" in optimizer else Moments.FP32,
-        optimizer=Optimizer.SGD if optimizer.endswith("SGD") else None,
-        adapters=ConfiguredAdapters(keys.count("model.lora_rank") or 8, tuned == "qlora") if tuned else None,
-        chunked_loss=any(word in keys.text("loss._component_") for word in ("Chunked", "LinearCrossEntropy")),
-        undescribed=tuple(unlike),
-    )
-
-
-def nanotron(keys: Keys) -> TrainingConfiguration:
-    """Training of nanotron.
-
-    Source: nanotron 0.4, config/config.py, parallelism_config.py.
-
-    Raises:
-        InputError: a value that is none of the key's.
-    """
-    tensors, stages, data, experts = (
-        keys.size(f"parallelism.{name}") for name in ("tp", "pp", "dp", "expert_parallel_size")
-    )
-    contexts = keys.size("parallelism.context_parallel_size")
-    prefix = "model.model_config."
-    shape = {name.removeprefix(prefix): value for name, value in keys.values.items() if name.startswith(prefix)}
-    stage = keys.count("optimizer.zero_stage", least=0) or 0
-    again = keys.flag("parallelism.recompute_layer")
-    dtype = {"bfloat16": Precision.BF16, "float16": Precision.FP16, "float32": Precision.FP32}
-    return TrainingConfiguration(
-        Framework.NANOTRON,
-        "nanotron",
-        shape={**_LLAMA_OF_NANOTRON, **shape, "model_type": "llama"} if "hidden_size" in shape else None,
-        ranks=data * tensors * stages * contexts,
-        data_parallel=data,
-        tensor_parallel=tensors,
-        sequence_parallel=tensors > 1 and keys.text("parallelism.tp_mode").upper() == "REDUCE_SCATTER",
-        context_parallel=contexts,
-        pipeline_stages=stages,
-        expert_parallel=experts,
-        zero_stage=chosen(str(stage), {"0": 0, "1": 1}, "optimizer.zero_stage"),
-        reduce_scatter=stage == 1,
-        recomputation=Recomputation.FULL if again else Recomputation.NONE,
-        micro_batch=keys.size("tokens.micro_batch_size"),
-        accumulation=keys.size("tokens.batch_accumulation_per_replica"),
-        sequence=keys.count("tokens.sequence_length"),
-        precision=chosen(keys.text("model.dtype") or "bfloat16", dtype, "model.dtype"),
-    )
-
-
 _SPLIT = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
-_SMALLER_TUNED = ("enable_activation_offloading", "optimizer_in_bwd")
 _CHUNKED = (  # keys of a loss whose logits are never whole
     *("cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy"),
     *("enable_liger_kernel", "use_liger_kernel"),
@@ -241,7 +162,6 @@ _SMALLER = (  # keys that make memory smaller in a way of their own
     *("quantize_moe_experts", "use_kt", "use_badam", "use_galore", "use_apollo", "tiled_mlp", "layer_offloading"),
     *("use_adam_mini", "lisa_n_layers", "unfrozen_parameters", "activation_offloading"),
 )
-_LLAMA_OF_NANOTRON = {"tie_word_embeddings": False}
 
 
 def _common(keys: Keys, path: Path, *, micro: str, software: Framework) -> TrainingConfiguration:
@@ -336,13 +256,3 @@ def _mixed(keys: Keys) -> Precision:
 
 def _adapters(keys: Keys, kind: str, rank: str, usual: int) -> ConfiguredAdapters:
     return ConfiguredAdapters(keys.count(rank) or usual, kind == "qlora" or keys.flag("load_in_4bit"))
-
-
-OF_A_FILE: dict[Framework, Callable[[Keys, Path], TrainingConfiguration]] = {
-    Framework.TRAINER: trainer,
-    Framework.AXOLOTL: axolotl,
-    Framework.LLAMA_FACTORY: llama_factory,
-    Framework.ACCELERATE: lambda keys, _: accelerate(keys),
-    Framework.TORCHTUNE: torchtune,
-    Framework.NANOTRON: lambda keys, _: nanotron(keys),
-}
