@@ -11,6 +11,17 @@ from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Architecture
 
 
+def axis_sizes(layout: Layout) -> dict[str, int]:
+    """Axis -> ranks on it; stages have the same number of replicas."""
+    return {
+        "dp": layout.data_parallel,
+        "tp": layout.tensor_parallel,
+        "pp": layout.pipeline_stages,
+        "cp": layout.context_parallel,
+        "ep": layout.expert_parallel,
+    }
+
+
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     """Axis -> coordinate of `rank` on it, from 0; the first axis of `layout.rank_order` has consecutive ranks.
 
@@ -22,13 +33,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
         stage = bisect_right(ends, rank)
         replica = rank - ends[stage] + layout.stage_replicas[stage]
         return dict.fromkeys(layout.axis_order, 0) | {"dp": replica, "pp": stage}
-    sizes = {
-        "dp": layout.data_parallel,
-        "tp": layout.tensor_parallel,
-        "pp": layout.pipeline_stages,
-        "cp": layout.context_parallel,
-        "ep": layout.expert_parallel,
-    }
+    sizes = axis_sizes(layout)
     by_axis: dict[str, int] = {}
     for axis in layout.axis_order:
         rank, by_axis[axis] = divmod(rank, sizes[axis])

@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reference_runs.layout import Layout
-from reference_runs.placement import coordinates, head_stage
+from reference_runs.placement import axis_sizes, coordinates, head_stage
 
 _AXES = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp", "ep", "cp"), "edp": ("dp", "cp")}
 
 
 def rank_at(layout: Layout, places: Mapping[str, int]) -> int:
     """The rank at these coordinates: the inverse of `coordinates`."""
-    rank, stride = 0, 1
+    rank, stride, sizes = 0, 1, axis_sizes(layout)
     for axis in layout.axis_order:
         rank += stride * places[axis]
-        stride *= _size(layout, axis)
+        stride *= sizes[axis]
     return rank
-
-
-def _size(layout: Layout, axis: str) -> int:
-    sizes = {
-        "dp": layout.data_parallel,
-        "tp": layout.tensor_parallel,
-        "pp": layout.pipeline_stages,
-        "cp": layout.context_parallel,
-        "ep": layout.expert_parallel,
-    }
-    return sizes[axis]
 
 
 def group_of(layout: Layout, rank: int, axis: str, *, head_copies: int = 1) -> tuple[int, ...]:
@@ -62,5 +51,5 @@ def _joined(layout: Layout, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]
     found = [coordinates(layout, rank)]
     for axis in axes:
         if axis in layout.axis_order:
-            found = [places | {axis: place} for places in found for place in range(_size(layout, axis))]
+            found = [places | {axis: place} for places in found for place in range(axis_sizes(layout)[axis])]
     return tuple(sorted(rank_at(layout, places) for places in found))
