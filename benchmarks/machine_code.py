@@ -79,7 +79,7 @@ class KernelLaunch(NamedTuple):
 
 
 class MachineCode(NamedTuple):
-    """One kernel compiled for a target.
+    """Kernel compiled for a target.
 
     Args:
         registers: of a thread.

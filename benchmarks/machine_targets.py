@@ -12,7 +12,7 @@ ALLOCATED_REGISTERS = 8  # a thread gets so many at once
 
 
 class CompilationTarget(NamedTuple):
-    """One GPU.
+    """GPU that Triton compiles for.
 
     Args:
         triton: its name for Triton.

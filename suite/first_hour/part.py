@@ -1,4 +1,4 @@
-"""One part of the first hour: a command, its bound, and what is expected of it."""
+"""A part of the first hour: a command, its bound, and the step that is expected of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepOnPaper(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HourPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part.
+    """A part of the first hour.
 
     Args:
         shows: what is known after it.

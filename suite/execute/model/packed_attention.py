@@ -201,7 +201,7 @@ def _bounds(values: Tensor, upstream: Tensor, head_dim: int) -> tuple[Tensor, Te
 
 
 def _by_flash_attention_3(given: tuple[Tensor, ...], parts: tuple[Tensor, ...], scale: float) -> None:
-    """Its operator has positions before heads. Arguments as torch/nn/attention/_fa3.py has them."""
+    """Gradients by its operator, which has positions before heads; arguments as torch/nn/attention/_fa3.py has them."""
     gradient, q, k, v, out = (x.transpose(1, 2) for x in given[:5])
     length = q.shape[1]
     written = [part.transpose(1, 2) for part in parts]

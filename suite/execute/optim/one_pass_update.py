@@ -76,7 +76,7 @@ def update_in_one_pass(
     copies: Sequence[Tensor],
     gradient_factor: Tensor,
 ) -> None:
-    """One update of `updated`, by the settings of the optimizer's groups; the gradients stay as they are.
+    """Update `updated` once, by the settings of the optimizer's groups; the gradients stay as they are.
 
     Args:
         masters: the optimizer's parameters, in its order.
