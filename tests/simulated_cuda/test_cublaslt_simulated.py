@@ -111,16 +111,21 @@ def test_a_decoder_has_the_plain_decoder_s_loss_and_gradients() -> None:
         named = {n.replace("parametrizations.", "").removesuffix(".original"): p for n, p in decoder.named_parameters()}
         return loss.item(), [p.grad.float().cpu() for _, p in sorted(named.items())]
     loss, gradients = passes()
-    fused_loss, fused = passes(*Optimization)
-    off = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(fused, gradients)]
-    print(json.dumps([loss, fused_loss, off, str(recipe.precision)]))
+    compared = []
+    for optimizations in [Optimization.EPILOGUES], Optimization:
+        fused_loss, fused = passes(*optimizations)
+        off = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(fused, gradients))
+        compared.append([fused_loss / loss, off])
+    print(json.dumps([compared, str(recipe.precision)]))
     """,
         values=8 * VALUES,
     )
-    loss, fused_loss, off, precision = found
+    compared, precision = found
     assert precision == "bf16"
-    assert fused_loss == pytest.approx(loss, rel=2.0**-8)
-    assert 0 < max(off) <= 2.0**-8 * 8**0.5
+    for ratio, off in compared:
+        assert ratio == pytest.approx(1, rel=2.0**-8)
+        assert off <= 2.0**-8 * 8**0.5
+    assert compared[0][1] > 0  # in another way; tuned, the fastest way that was timed may be PyTorch's
 
 
 def test_the_self_check_finds_a_library_that_computes_something_else_or_nothing() -> None:
