@@ -10,13 +10,20 @@ from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.predict.analytic.flop import executed_flop, executed_model_flop
-from suite.predict.simulation.step_time import DEFAULT_CONDITIONS, StepConditions, StepSeconds, step_seconds
+from suite.predict.simulation.step_time import (
+    DEFAULT_CONDITIONS,
+    StepConditions,
+    StepSeconds,
+    epilogue_seconds,
+    step_seconds,
+)
 
 REASON = "from this machine's profile; one launch never judges a time"
 CORRECTED_REASON = (
     "from this machine's profile: the sum of the step's parts, times the measured-over-modelled correction factor "
     "{:.2f}; one launch never judges a time"
 )
+EPILOGUES_REASON = "{} ms of the step are GELU's input, which GEMMs write and read: 0 if arithmetic hides it"
 MEAN_REASON = "mean over ranks; not judged"
 
 
@@ -33,7 +40,10 @@ def time_figures(
     stages = step_seconds(measured, workload, options, conditions)
     factor = conditions.correction_factor
     step = max(stage.step for stage in stages)
-    figures = _rates(workload, step, REASON if factor == 1 else CORRECTED_REASON.format(factor))
+    why = REASON if factor == 1 else CORRECTED_REASON.format(factor)
+    if moving := factor * epilogue_seconds(measured, workload, options):
+        why += "; " + EPILOGUES_REASON.format(f"{1e3 * moving:,.1f}")
+    figures = _rates(workload, step, why)
     layout = workload.layout
     stage_of_rank = [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
     of_ranks = [stages[stage] for stage in stage_of_rank]

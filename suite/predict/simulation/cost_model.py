@@ -117,6 +117,8 @@ class CostModel:
             return self._operator_seconds("add", "forward", self._dtype, call.sizes[0] // self._element)
         if call.operation == "adam_tensor":
             return self._slope("adam_tensors")
+        if call.operation == "epilogue":
+            return self._measured.seconds(self._subject("copy"), self._element * call.sizes[0])
         if call.compiled and call.operation in (*ACTIVATIONS, "dropout"):
             # what a call costs, whatever its size, is the region's: it is called once
             fused = "dropout" if call.operation == "dropout" else "chain"
@@ -129,6 +131,6 @@ class CostModel:
 
 
 def _is_called(call: OperatorCall) -> bool:
-    """Whether an operator is called by itself: not within a compiled region, nor as one of a fused update's tensors."""
+    """Whether an operator is called by itself: not in a compiled region, a GEMM or an update of several tensors."""
     fused = call.compiled and call.operation in (*FUSED, *ACTIVATIONS, "dropout")
-    return not fused and call.operation != "adam_tensor"
+    return not fused and call.operation not in ("adam_tensor", "epilogue")

@@ -1,13 +1,18 @@
 """Linear layers of suite/execute/model/fused_gemms.py: by cuBLASLt, whose GEMMs have GELU and sums in epilogues.
 
-Their GEMMs are timed as calibrated. Passes over memory that are then no operator's have no time; bytes of a layer in
-bf16, with M tokens, D hidden states, F of the expansion:
+Their GEMMs are timed as calibrated. Bytes of a layer that no operator moves any more, in bf16, with M tokens, D hidden
+states, F of the expansion:
     GELU                2 M F + 2 M F       what it is of is read, the activation written
     its gradient        2 M F (3)           what it is of and its gradient are read, the result is written
     sums of biases      2 M (5 D + F)       gradients of four outputs are read: of 3 D, D, F and D
-Beside them the epilogues write 2 M F and read 2 M F, while the next products of the GEMM are computed: they count as
-hidden. Of tuned algorithms no gain is predicted: PyTorch's own operator is among those that are timed, so that the
-calibrated time is their upper bound.
+Bytes that the epilogues move in addition, timed as a copy of as many and added to the GEMM:
+    expansion           2 M F               what GELU is of is written beside the activation
+    gradient of that    2 M F               it is read
+Added, as arithmetic does not hide a GEMM's own output either: on lines through the recorded H100's times at
+neighbouring depths, GEMMs of no depth take 0.3 to 1.5 times what a copy of their output's bytes takes (NT and NN, 3,136
+columns or more). If arithmetic hid all of it, it would add nothing: `step_time.epilogue_seconds` is the difference.
+Of tuned algorithms no gain is predicted: PyTorch's own operator is among those that are timed, so that the calibrated
+time is their upper bound.
 """
 
 from __future__ import annotations
@@ -73,11 +78,13 @@ class EpilogueOperators(OperatorBase):
 
         def after_rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._host_backward(AFTER_GELU)
+            self._count("epilogue", tokens * width, variant="")
             return self._gradients_of(tokens, width, hidden, has_bias=contraction[1] is not None)
 
         node = self.tape.record([x, *self._weights(expansion)], [x.block], before_rule)
         before, active = self.block(tokens * width), self.block(tokens * width)
         self._count("product", tokens, width, hidden, variant="NT")
+        self._count("epilogue", tokens * width, variant="")
         self._host_forward(BEFORE_GELU)
         inputs = [Value(before, node), *self._weights(contraction)]
         node = self.tape.record(inputs, [before, active], after_rule)

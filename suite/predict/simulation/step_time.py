@@ -130,6 +130,27 @@ def step_seconds(
     return [stage._replace(communication=stage.communication + longest - stage.step) for stage in stages]
 
 
+def epilogue_seconds(measured: MeasuredTimes, workload: Workload, options: StepOptions) -> float:
+    """Seconds of a step that are bytes which epilogues move beside their GEMMs', on the stage that has most of them.
+
+    By so much a step is shorter if the arithmetic of GEMMs hides all of them.
+    """
+    if Optimization.EPILOGUES not in options.training_options.optimizations:
+        return 0.0
+    cost = CostModel(measured, workload, cuda=options.kernels.cuda)
+    of_stages = []
+    for stage in range(workload.layout.pipeline_stages):
+        at = workload.at_stage(stage)
+        seconds = sum(
+            times * cost.seconds(call)
+            for chunk in micro_batch_calls(at, options, stage=stage)
+            for (_, call), times in chunk.calls.items()
+            if call.operation == "epilogue"
+        )
+        of_stages.append(accumulation(at.recipe, at.layout) * seconds)
+    return max(of_stages)
+
+
 def _passes(
     cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, besides: float, captured: bool
 ) -> _Passes:

@@ -6,18 +6,25 @@ from collections import Counter
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.run import Activation, Precision, ProductFormat, Workload
 from suite.job.options import KernelChoice, Optimization, StepOptions
 from suite.machine.gpu import Gpu
 from suite.machine.half_precision import Kernels
+from suite.machine.timing_tables import Subject
+from suite.predict.executed_run.step_time import time_figures
 from suite.predict.simulation.autograd_tape import OperatorCalls
 from suite.predict.simulation.epilogue_operators import WORKSPACE_BYTES, cublaslt_workspace_bytes
 from suite.predict.simulation.launched_options import device_options
 from suite.predict.simulation.operator_calls import micro_batch_calls
 from suite.predict.simulation.optimizations import RULES, PlannedLaunch
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
+from suite.predict.simulation.step_time import epilogue_seconds, step_seconds
+from tests.support.examples import examples
+from tests.support.step_machine import Machine
 
 EPILOGUES, TUNED = Optimization.EPILOGUES, Optimization.TUNED_GEMMS
 H100 = Kernels(cuda=True, gpu=Gpu(capability=(9, 0)))
@@ -41,11 +48,14 @@ def calls(*names: Optimization) -> OperatorCalls:
     return Counter({call: times for call, times in chunk.calls.items() if call[1].operation not in host})
 
 
-def test_the_calls_that_are_gone_are_gelu_its_gradient_and_sums_over_tokens() -> None:
+def test_gelu_its_gradient_and_sums_over_tokens_are_gone_and_its_input_is_moved_by_gemms() -> None:
     architecture, _, layout = workload()
     tokens, hidden = layout.micro_batch * architecture.sequence, architecture.hidden
-    gone = calls() - calls(EPILOGUES)
-    assert calls(EPILOGUES) - calls() == Counter()
+    gone, come = calls() - calls(EPILOGUES), calls(EPILOGUES) - calls()
+    assert {(call.operation, call.sizes, backward): times for (backward, call), times in come.items()} == {
+        ("epilogue", (tokens * architecture.ffn_hidden,), False): LAYERS,
+        ("epilogue", (tokens * architecture.ffn_hidden,), True): LAYERS,
+    }
     found = Counter({(call.operation, call.sizes, backward): times for (backward, call), times in gone.items()})
     width = architecture.ffn_hidden
     assert found == {
@@ -55,6 +65,39 @@ def test_the_calls_that_are_gone_are_gelu_its_gradient_and_sums_over_tokens() ->
         ("column_sum", (tokens, width), True): LAYERS,
         ("column_sum", (tokens, hidden), True): 2 * LAYERS,
     }
+
+
+class Copies(Machine, frozen=True):
+    """Bytes alone take time, but those of GEMMs and other operators none."""
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        return self.per_unit * sizes[0] if subject.operation == "copy" else 0.0
+
+
+@examples(20)
+@given(
+    layers=st.integers(1, 3),
+    width=st.integers(1, 64).map(lambda eighth: 8 * eighth),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    per_byte=st.floats(1e-13, 1e-9),
+)
+def test_epilogues_take_as_long_as_a_copy_of_gelu_s_input_written_forward_and_read_backward(
+    layers: int, width: int, micro_batch: int, per_byte: float
+) -> None:
+    architecture, recipe, layout = workload()
+    changed = Workload(
+        msgspec.structs.replace(architecture, layers=layers, ffn_hidden=width),
+        msgspec.structs.replace(recipe, global_batch=8),
+        msgspec.structs.replace(layout, data_parallel=1, micro_batch=micro_batch, accumulation=None),
+    )
+    machine, bf16 = Copies(per_unit=per_byte), 2
+    seconds = 2 * layers * 8 * architecture.sequence * width * bf16 * per_byte  # of the step's 8 samples, twice
+    assert epilogue_seconds(machine, changed, options(EPILOGUES)) == pytest.approx(seconds)
+    (step,) = step_seconds(machine, changed, options(EPILOGUES))
+    assert (step.forward, step.backward, step.step) == pytest.approx((seconds / 2, seconds / 2, seconds))
+    assert epilogue_seconds(machine, changed, options()) == 0
+    of_step = time_figures(machine, changed, options(EPILOGUES))[0]
+    assert f"{1e3 * seconds:,.1f} ms of the step are GELU's input" in of_step.why
 
 
 def test_of_tuned_gemms_no_gain_is_predicted() -> None:
