@@ -415,6 +415,13 @@ def exported(session: nox.Session) -> None:
 
 
 @nox.session
+def sizes(session: nox.Session) -> None:
+    """Read the sizes of models again in the published releases, which are downloaded and only read."""
+    install(session)
+    session.run("python", ".ci/model_sizes.py", env={"PYTHONPATH": "."})
+
+
+@nox.session
 def overhead(session: nox.Session) -> None:
     """Say what the suite adds to a step of a bare PyTorch loop, in time and memory: nox -s overhead -- bloom-mini"""
     install(session, "execute")

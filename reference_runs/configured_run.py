@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from reference_runs.catalog import run_of
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.configuration import NotDescribedError
-from reference_runs.hugging_face.families import imported
+from reference_runs.hugging_face.families import Imported, imported, imported_values
 from reference_runs.run import ReferenceRun
 from reference_runs.run_text import run_text
 
@@ -20,8 +22,21 @@ def configured_run(path: Path, *, sequence: int | None = None) -> ReferenceRun:
         InputError: as `imported`.
     """
     run = imported(path, sequence=sequence)
+    return _run(run, run.name, str(path))
+
+
+def run_of_values(values: Mapping[str, Any], name: str, *, sequence: int | None = None) -> ReferenceRun:
+    """As `configured_run`, of the keys of a configuration that no file has.
+
+    Raises:
+        InputError: as `imported`.
+    """
+    return _run(imported_values(values, Path(f"{name}.json"), sequence=sequence), name, name)
+
+
+def _run(run: Imported, name: str, where: str) -> ReferenceRun:
     text = run_text(run.title, run.sources, run.facts, comments=())
-    return run_of(tomllib.loads(text), name=run.name, where=str(path))
+    return run_of(tomllib.loads(text), name=name, where=where)
 
 
 def not_described(path: Path) -> str | None:

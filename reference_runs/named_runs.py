@@ -19,6 +19,7 @@ _ALSO = {
     **{"gpt2-small": "gpt2-124m", "gpt2-medium": "gpt2-350m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1558m"},
     **{"grok1-314b": "grok-1", "gpt-175b": "gpt3-175b", "qwen3-moe-30b-a3b": "qwen3-30b-a3b"},
     "qwen3-moe-235b-a22b": "qwen3-235b-a22b",
+    **{f"deepseek-r1-distill-llama-{size}": f"llama3.1-{size}" for size in ("8b", "70b")},
 }
 
 

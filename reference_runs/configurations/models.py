@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reference_runs.catalog import load, reference_run, run_of
+from reference_runs.catalog import load, reference_run
 from reference_runs.configurations.configuration import is_file
+from reference_runs.configured_run import configured_run, run_of_values
 from reference_runs.errors import InputError
-from reference_runs.hugging_face.families import imported_values
-from reference_runs.model_sizes import SIZES
-from reference_runs.named_runs import any_of, command_name, folded_name, meant_run, named_runs, run_names
+from reference_runs.model_sizes import dotless_name, folded_models, known_models
+from reference_runs.named_runs import any_of, folded_name, meant_run, named_runs, run_names
 from reference_runs.run import ReferenceRun
-from reference_runs.run_text import run_text
 
 MOST_LETTERS = 200  # of a model's name that are read
-MODELS = Path(__file__).parent / "models.toml"
 _ENDINGS = re.compile(
-    r"(?:instruct|chat|it|base|hf|tokenizer|fp16|bf16|gptq|awq|flexattn|varlenattn|flex|varlen|v\d\.\d|[02]\d[0-3]\d)+$"
+    r"(?:instruct|chat|it|base|hf|tokenizer|fp16|bf16|gptq|awq|bnb|nf4|4bit|dequantized|flexattn|varlenattn|flex|varlen|"
+    r"v\d\.\d|[02]\d[0-3]\d|\d{1,3}k)+$"
 )
+_OTHERS = {  # what a name says of a model that is more than a decoder of text
+    "it reads pictures or sound": re.compile(r"vl(?![a-z])|vlm|vision|omni|audio|voxtral|pixtral|llava|ocr"),
+    "it gives a reward": re.compile(r"reward"),
+}
 
 
 class UnknownModelError(InputError):
@@ -45,7 +46,7 @@ def model_of(
         UnknownModelError: the name is of none that is known here.
     """
     if shape is not None:
-        return _run(shape, "its own sizes", sequence), name or "its own sizes"
+        return run_of_values(shape, "its own sizes", sequence=sequence), name or "its own sizes"
     for place in (directory / name, Path(name), directory) if name else (directory,):
         if is_file(found := place / "config.json") and _names_model(found):
             run = _from_file(found, sequence)
@@ -79,48 +80,31 @@ def asked_model(name: str) -> str:
     try:
         named_model(name, sequence=None)
     except UnknownModelError as error:
-        meant = meant_run(name, [*run_names(), *(command_name(each) for each in SIZES.glob("*.toml")), *_shape_names()])
-        allowed = "a recorded run, a model of reference_runs/sizes, config.json, or a run file"
+        meant = meant_run(name, [*run_names(), *known_models()])
+        allowed = "a recorded run, a model of reference_runs/models.toml, config.json, or a run file"
         raise UnknownModelError("unknown model", got=name[:MOST_LETTERS], meant=meant, allowed=allowed) from error
     return name
 
 
 def named_model(name: str, *, sequence: int | None) -> ReferenceRun:
-    """The model of that name: a recorded run, one of `sizes`, or of models.toml.
+    """The model of that name: a recorded run, or one of models.toml.
 
     Raises:
         UnknownModelError: none, or several.
     """
     name = name[:MOST_LETTERS]
-    short = _ENDINGS.sub("", folded_name(name).removeprefix("meta")) or folded_name(name)
+    short = _ENDINGS.sub("", folded_name(name).removeprefix("meta").removeprefix("nvidia")) or folded_name(name)
     for each in (name, short):
         if len(runs := named_runs(each)) == 1:
             return reference_run(runs[0])
         if runs:
             raise UnknownModelError("unknown model: its name says no size", allowed=any_of(runs))
-    sizes = {folded_name(command_name(path)): path for path in SIZES.glob("*.toml")}
-    plain = {key.replace(".", ""): path for key, path in sizes.items()} | sizes
-    if (path := plain.get(short)) is not None:
-        return load(path)
-    if (config := _shapes().get(short)) is not None:
-        return _run(config, name, sequence)
+    if (line := folded_models().get(dotless_name(short))) is not None:
+        return run_of_values(known_models()[line].config, name, sequence=sequence)
+    for what, words in _OTHERS.items():
+        if words.search(name.casefold()):
+            raise UnknownModelError(f"unknown model: by its name {what}, and only decoders of text are described")
     raise UnknownModelError("unknown model: put its config.json beside the file")
-
-
-@functools.cache
-def _shapes() -> dict[str, dict[str, Any]]:
-    return {folded_name(name): model["config"] for model in _models() for name in model["names"]}
-
-
-def _shape_names() -> list[str]:
-    return [name for model in _models() for name in model["names"]]
-
-
-@functools.cache
-def _models() -> list[dict[str, Any]]:
-    with MODELS.open("rb") as file:
-        models: list[dict[str, Any]] = tomllib.load(file)["models"]
-    return models
 
 
 def _names_model(path: Path) -> bool:
@@ -134,12 +118,4 @@ def _names_model(path: Path) -> bool:
 
 
 def _from_file(path: Path, sequence: int | None) -> ReferenceRun:
-    from reference_runs.configured_run import configured_run
-
     return configured_run(path, sequence=sequence)
-
-
-def _run(config: Mapping[str, Any], name: str, sequence: int | None) -> ReferenceRun:
-    run = imported_values(config, Path(f"{name}.json"), sequence=sequence)
-    text = run_text(run.title, run.sources, run.facts, comments=())
-    return run_of(tomllib.loads(text), name=name, where=name)

@@ -37,7 +37,7 @@ def torchtune(keys: Keys, path: Path) -> TrainingConfiguration:
     return TrainingConfiguration(
         Framework.TORCHTUNE,
         "pytorch",
-        model=name.replace("_5_", ".5_") if name.startswith("qwen2_5") else name,
+        model=name,
         tensor_parallel=tensors,
         sequence_parallel=tensors > 1,
         replicas=copies,

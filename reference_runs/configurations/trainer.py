@@ -6,6 +6,7 @@ model/adapter.py; accelerate 1.15.0, utils/dataclasses.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,7 @@ def trainer(keys: Keys, path: Path) -> TrainingConfiguration:
         precision=read.precision or precision,
         sequence=keys.count("max_seq_length", "max_length", "block_size", "cutoff_len"),
         shorter=not keys.flag("packing") and keys.given("block_size") is None,
-        adapters=ConfiguredAdapters(keys.count("lora_r", "lora_rank") or 16, keys.flag("load_in_4bit"))
-        if lora
-        else None,
+        adapters=ConfiguredAdapters(keys.count("lora_r", "lora_rank") or 16, _four_bits(keys)) if lora else None,
     )
 
 
@@ -108,7 +107,7 @@ def llama_factory(keys: Keys, path: Path) -> TrainingConfiguration:
     adapters = None
     if kind in ("lora", "oft"):
         four = keys.count("quantization_bit") in (2, 3, 4)
-        adapters = ConfiguredAdapters(keys.count("lora_rank", "oft_block_size") or 8, four)
+        adapters = ConfiguredAdapters(keys.count("lora_rank", "oft_block_size") or 8, four or _four_bits(keys))
     notes = read.notes
     if kind == "freeze":
         notes += ("all weights are taken to be trained, and it freezes some",)
@@ -255,4 +254,10 @@ def _mixed(keys: Keys) -> Precision:
 
 
 def _adapters(keys: Keys, kind: str, rank: str, usual: int) -> ConfiguredAdapters:
-    return ConfiguredAdapters(keys.count(rank) or usual, kind == "qlora" or keys.flag("load_in_4bit"))
+    return ConfiguredAdapters(keys.count(rank) or usual, kind == "qlora" or _four_bits(keys))
+
+
+def _four_bits(keys: Keys) -> bool:
+    """Whether weights are loaded in 4 bits, as a key or the name of the stored model says."""
+    name = keys.text("base_model", "model_name_or_path", "model_name", "model").casefold()
+    return keys.flag("load_in_4bit") or re.search(r"4-?bit|nf4", name) is not None

@@ -55,14 +55,15 @@ def _pattern(c: Configuration) -> None:
     """Put `layer_pattern`, from the configuration's text or its list of layers, and `layers`.
 
     Raises:
-        InputError: neither is there, or a layer with experts.
+        InputError: neither is there, a layer with experts, or not as many feed-forward layers as state-space ones.
     """
     key = next((each for each in ("layer_types", "layers_block_type") if c.given(each)), "hybrid_override_pattern")
     given = c.raw(key)
     names = [_LETTERS.get(str(each), "?") for each in given] if isinstance(given, list) else str(given)
     pattern = "".join(names)
-    if set(pattern) - set("M*-"):
-        raise c.refusal(key, allowed="M or linear_attention, * or full_attention, - or mlp: no experts")
+    if set(pattern) - set("M*-") or pattern.count("M") != pattern.count("-"):
+        letters = "M or linear_attention, * or full_attention, - or mlp"
+        raise c.refusal(key, allowed=f"{letters}: no experts, and as many - as M")
     c.put("layer_pattern", Sourced(kind=Kind.STATED, source=f"config {key}", value=pattern))
     layers = f"layers of M and * in layer_pattern, of {len(pattern)}: those of - are counted with an M"
     c.put("layers", c.derived(len(pattern) - pattern.count("-"), layers))

@@ -111,6 +111,8 @@ def test_deepspeeds_batch_says_how_many_ranks_there_are(tmp_path: Path) -> None:
 def test_axolotl_says_adapters_moments_and_batch(tmp_path: Path) -> None:
     read = _read(tmp_path / "qlora.yml", AXOLOTL)
     assert (read.software, read.adapters) == (Framework.AXOLOTL, ConfiguredAdapters(32, four_bits=True))
+    stored = AXOLOTL.replace("adapter: qlora", "adapter: lora").replace("7b-hf", "7b-bnb-4bit")
+    assert _read(tmp_path / "stored.yml", stored).adapters == ConfiguredAdapters(32, four_bits=True)
     assert (read.moments, read.micro_batch, read.accumulation, read.shorter) == (Moments.FP8, 2, 4, False)
 
 

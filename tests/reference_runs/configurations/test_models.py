@@ -25,6 +25,11 @@ from suite.predict.analytic.parameters import parameter_count
         ("deepseek-ai/DeepSeek-V2-Lite", 15.7),
         ("deepseek-ai/DeepSeek-V3-0324", 671.0),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.10),
+        ("qwen2_5_1_5b_instruct", 1.54),
+        ("qwen25-0.5b", 0.494),
+        ("nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base", 12.3),
+        ("nvidia/Nemotron-H-8B-Base-8K", 8.1),
+        ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", 1.24),
     ],
 )
 def test_a_name_has_its_published_parameters(name: str, billions: float) -> None:
@@ -40,6 +45,15 @@ def test_a_config_json_beside_the_file_comes_before_the_name(tmp_path: Path) -> 
     )
     run, _ = model_of("meta-llama/Llama-2-7b-hf", None, tmp_path, sequence=128)
     assert run.architecture.hidden == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [("Qwen/Qwen2.5-VL-7B-Instruct", "pictures"), ("llama3_2_vision_11b", "pictures"), ("x/Reward-8B", "reward")],
+)
+def test_models_that_are_more_than_a_decoder_of_text_say_so(name: str, reads: str) -> None:
+    with pytest.raises(UnknownModelError, match=reads):
+        named_model(name, sequence=None)
 
 
 @pytest.mark.parametrize("name", ["nobody/Nothing-9B", "llama3"])

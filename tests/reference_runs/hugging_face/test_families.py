@@ -279,6 +279,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         PUBLISHED["nemotron-h-8b"][0] | {"hybrid_override_pattern": "MEM*"},
         "allowed: M or linear_attention, * or full_attention, - or mlp: no experts",
     ),
+    (PUBLISHED["nemotron-h-8b"][0] | {"hybrid_override_pattern": "M-M--*"}, "and as many - as M"),
     ({"model_type": "mamba"}, "model_type 'mamba' is not described: it has linear attention or state-space layers"),
     (
         {"model_type": "lama"},
