@@ -16,14 +16,16 @@ from reference_runs.regular_file import regular_file
 from suite.job.pipeline_passes import PassKind
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import RESULTS
-from suite.predict.timeline.trace_file import ANNOTATION, KERNEL, MICROSECONDS, RANGE, Event, named
+from suite.predict.timeline.trace_file import ANNOTATION, KERNEL, RANGE, Event, named, trace_times
+from suite.predict.timeline.whole_nanoseconds import NANOSECONDS
 from suite.records.query import record_path
 from suite.records.record import BEGIN, END, Record
 from suite.records.store import read
 
 WHERE = "--against"
 MOST_TRACE_BYTES = 1 << 30  # of a file and of what it unpacks to: it is read as a whole
-FIRST_PROCESS = 1_000_000  # numbers of measured processes; predicted ones begin at 1
+FIRST_PROCESS = 2  # numbers of measured processes; 1 is the predicted one
+_THREADS = 1_000_000  # numbers of a record's tracks; predicted ones are lower
 _GZIP = 31  # zlib's window bits for a gzip header
 
 
@@ -115,20 +117,15 @@ def _of_record(record: Record) -> list[Event]:
         if stage in seen or not (terms or times):
             continue
         seen.add(stage)
-        process = FIRST_PROCESS + rank.rank
-        words = f"measured: {job.name}, stage {stage}, rank {rank.rank}"
-        events += named(process, process, "process", words, process)
-        for thread, (track, slices) in enumerate(
-            (("passes", list(_passes(times))), ("terms, one after the other", list(_terms(terms))))
-        ):
-            if slices:
-                number = FIRST_PROCESS + 10 * rank.rank + thread
-                events += named(process, number, "thread", track, number)
-                events += [each | {"pid": process, "tid": number} for each in slices]
+        for first, track, slices in ((0, "passes", _passes(times)), (_THREADS, "terms in a row", _terms(terms))):
+            if found := list(slices):
+                thread = _THREADS + first + stage
+                events += named(FIRST_PROCESS, f"stage {stage}: {track}", thread)
+                events += [each | {"pid": FIRST_PROCESS, "tid": thread} for each in found]
     if not events:
         allowed = "a launch of 8 steps or more, or one with --trace"
         raise InputError("a record without times of its phases", got=record.status, allowed=allowed, where=record.path)
-    return events
+    return [*named(FIRST_PROCESS, f"measured: {job.name}"), *events]
 
 
 def _passes(times: Any) -> Iterator[dict[str, Any]]:
@@ -145,9 +142,10 @@ def _passes(times: Any) -> Iterator[dict[str, Any]]:
 
 
 def _terms(terms: dict[StepTerm, float]) -> Iterator[dict[str, Any]]:
-    now = 0.0
+    now = 0
     for term, seconds in terms.items():
         if seconds > 0:
-            times = {"ts": now * MICROSECONDS, "dur": seconds * MICROSECONDS}
+            end = now + round(seconds * NANOSECONDS)
+            times = trace_times(now, end)
             yield {"ph": "X", "cat": KERNEL, "name": term.value, **times, "args": {"measured as": term.value}}
-            now += seconds
+            now = end

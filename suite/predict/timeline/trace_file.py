@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,24 @@ from suite.job.pipeline_passes import PassKind
 from suite.paths import whole_file
 from suite.predict.timeline.pass_parts import term_name
 from suite.predict.timeline.rank_timeline import SLOWEST_WAIT, RankTimeline, StepSpan
+from suite.predict.timeline.whole_nanoseconds import WholeNanoseconds
 
 RANGE = "step: "  # prefix of a phase's ranges, as in a measured trace
 ANNOTATION, KERNEL = "user_annotation", "kernel"  # categories of PyTorch's profiler
 # As ProcessGroupNCCL names its calls (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)
 OPERATIONS = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base"}
-MICROSECONDS = 1e6
-_PHASES, _PASSES, _COMPUTE, _BUBBLE, _OPTIMIZER = "phases", "passes", "compute", "bubble", "optimizer"
-_OWN_TRACK = {"bubble": _BUBBLE, SLOWEST_WAIT: _BUBBLE, "optimizer": _OPTIMIZER}
-_TRACKS = 100  # of a process at most: numbers of threads, no two of which are the same in a file
+_PASSES, _COMPUTE, _BUBBLE, _HIDDEN = "passes", "compute", "bubble", ", hidden"
+_PROCESS = 1
+_THREADS = 1000  # numbers of the passes' tracks begin here, those of a stage's other tracks at multiples of it
 
 Event = Mapping[str, Any]
 
 
 def write_trace(path: Path, run: str, timelines: Sequence[RankTimeline], *, against: Iterable[Event] = ()) -> None:
-    """Write the timelines, a process each, and the events of a measured rank.
+    """Write the timelines as one process, and the events of a measured rank.
 
-    Seconds are microseconds in full precision: those of a term's slices add up to the term. What computation hides is
-    on tracks of its own, whose names say so, and counts in no term.
+    Times are whole nanoseconds; those of a term's slices add up to the term within half a nanosecond. What computation
+    hides is on tracks of its own, whose names say so, and counts in no term.
 
     Args:
         run: its name.
@@ -41,59 +42,59 @@ def write_trace(path: Path, run: str, timelines: Sequence[RankTimeline], *, agai
     time = slowest.step.time
     terms = {term_name(field): seconds for field, seconds in time._asdict().items() if seconds}
     predicted = {"run": run, "step_seconds": time.total_seconds, "slowest_stage": slowest.stage, "terms": terms}
+    stages = chain.from_iterable(map(events, timelines))
     with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "predicted": ' + json.dumps(predicted) + ', "traceEvents": [\n')
         separator = ""
-        for timeline in timelines:
-            for event in events(timeline):
-                file.write(separator + json.dumps(event, separators=(",", ":")))
-                separator = ",\n"
-        for event in against:
+        for event in chain(named(_PROCESS, f"predicted: {run}"), stages, against):
             file.write(separator + json.dumps(event, separators=(",", ":")))
             separator = ",\n"
         file.write("\n]}\n")
 
 
 def events(timeline: RankTimeline) -> Iterator[Event]:
-    """The events of one rank: metadata of its process and tracks, its phases and passes, and a slice for each span."""
-    process = timeline.stage + 1
-    words = f"predicted: stage {timeline.stage}, rank {timeline.rank}{', the slowest' if timeline.is_slowest else ''}"
-    yield from named(process, 0, "process", words, process)
-    tracks: dict[str, int] = {}
+    """The events of one rank: its phases and passes, which nest in one track, and a slice for each span.
 
-    def slice_on(track: str, name: str, category: str, span: tuple[float, float], **arguments: Any) -> Iterator[Event]:
-        start, seconds = span
-        if track not in tracks:
-            tracks[track] = _TRACKS * process + len(tracks)
-            yield from named(process, tracks[track], "thread", track, tracks[track])
-        yield {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": process,
-            "tid": tracks[track],
-            "ts": start * MICROSECONDS,
-            "dur": seconds * MICROSECONDS,
-            "args": arguments,
-        }
+    One process has the tracks of all stages, those of the passes first: Perfetto orders tracks by their numbers, but
+    processes by how many slices they have.
+    """
+    stage, clock = timeline.stage, WholeNanoseconds(timeline.spans)
+    numbers = {_PASSES: _THREADS + stage}
+    words = f"stage {stage}: {_PASSES}{', slowest' if timeline.is_slowest else ''}"
+    yield from named(_PROCESS, words, numbers[_PASSES])
+    for number, track in enumerate(sorted(set(map(track_of, timeline.spans)), key=_place)):
+        numbers[track] = _THREADS * (stage + 2) + number
+        yield from named(_PROCESS, f"stage {stage}: {track}", numbers[track])
+
+    def slice_on(track: str, name: str, category: str, start: int, end: int, **arguments: Any) -> Event:
+        place = {"pid": _PROCESS, "tid": numbers[track], **trace_times(start, end)}
+        return {"ph": "X", "cat": category, "name": name, **place, "args": {"stage": stage, **arguments}}
 
     for name, (start, end) in _phases(timeline):
-        yield from slice_on(_PHASES, name, ANNOTATION, (start, end - start))
+        yield slice_on(_PASSES, name, ANNOTATION, clock.at(start), clock.at(end), rank=timeline.rank)
     for done, start, end in timeline.passes:
         phase = "forward" if done.kind is PassKind.FORWARD else "backward"
-        numbers = {"micro_batch": done.micro_batch, "chunk": done.chunk, "pass": done.kind.name.lower()}
-        yield from slice_on(_PASSES, RANGE + phase, ANNOTATION, (start, end - start), **numbers)
+        of_pass = {"micro_batch": done.micro_batch, "chunk": done.chunk, "pass": done.kind.name.lower()}
+        yield slice_on(_PASSES, RANGE + phase, ANNOTATION, clock.at(start), clock.at(end), **of_pass)
+    over = dict.fromkeys(numbers, 0)  # hidden ones are rounded by themselves
     for span in sorted(timeline.spans, key=lambda span: span.start):
-        category = ANNOTATION if span.operation else KERNEL
-        yield from slice_on(track_of(span), _name(span), category, (span.start, span.seconds), **_arguments(span))
+        track, category = track_of(span), ANNOTATION if span.operation else KERNEL
+        begins = max(clock.at(span.start), over[track])
+        over[track] = max(clock.at(span.end), begins)
+        yield slice_on(track, _name(span), category, begins, over[track], **_arguments(span))
 
 
-def named(process: int, thread: int, what: str, name: str, order: int) -> list[Event]:
-    """Metadata: the name of a process or a thread (`what`), and its place among the others."""
-    common = {"ph": "M", "pid": process, "tid": thread, "ts": 0}
+def trace_times(start: int, end: int) -> dict[str, float]:
+    """Start and duration of an event in microseconds, of nanoseconds."""
+    return {"ts": start / 1000, "dur": (end - start) / 1000}
+
+
+def named(process: int, name: str, thread: int = 0) -> list[Event]:
+    """Metadata: the name of a process, or of one of its threads, and its place, which is its number."""
+    what, common = "thread" if thread else "process", {"ph": "M", "pid": process, "tid": thread, "ts": 0}
     return [
         common | {"name": f"{what}_name", "args": {"name": name}},
-        common | {"name": f"{what}_sort_index", "args": {"sort_index": order}},
+        common | {"name": f"{what}_sort_index", "args": {"sort_index": thread or process}},
     ]
 
 
@@ -109,8 +110,13 @@ def _phases(timeline: RankTimeline) -> Iterator[tuple[str, tuple[float, float]]]
 def track_of(span: StepSpan) -> str:
     """The track of a span: messages by axis, hidden ones apart, and what computes, waits and updates."""
     if span.operation:
-        return f"{span.term} messages{', hidden' if span.hidden else ''}"
-    return _OWN_TRACK.get(span.term, _COMPUTE)
+        return f"{span.term}{_HIDDEN if span.hidden else ''}"
+    return _BUBBLE if span.term in ("bubble", SLOWEST_WAIT) else _COMPUTE
+
+
+def _place(track: str) -> tuple[bool, bool, bool, str]:
+    """Orders a stage's tracks: compute, messages, bubble, hidden messages."""
+    return track.endswith(_HIDDEN), track == _BUBBLE, track != _COMPUTE, track
 
 
 def _name(span: StepSpan) -> str:

@@ -25,7 +25,6 @@ CASES = {
     "mixture": "deepseek-v3",
     "next to a measurement": f"gpt2-124m --against {RECORD}",
 }
-ROUNDED = 1e-3  # microseconds: Perfetto's clock counts nanoseconds
 
 
 def faults(trace: dict[str, Any]) -> list[str]:
@@ -37,7 +36,7 @@ def faults(trace: dict[str, Any]) -> list[str]:
     for event in events:
         numbers = [value for value in (*event.values(), *event["args"].values()) if isinstance(value, float)]
         if not all(map(math.isfinite, numbers)):
-            found.append(f"not finite: {event}")
+            return [f"not finite: {event}"]
     named: dict[str, set[Any]] = defaultdict(set)
     threads: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -59,10 +58,11 @@ def _overlaps(events: list[dict[str, Any]]) -> list[str]:
     """Events of a thread that begin within another and end after it."""
     found, around = [], []
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-        end = event["ts"] + event["dur"]
-        while around and around[-1] <= event["ts"] + ROUNDED:
+        start = round(event["ts"] * 1000)  # to nanoseconds, as Perfetto rounds
+        end = start + round(event["dur"] * 1000)
+        while around and around[-1] <= start:
             around.pop()
-        if around and end > around[-1] + ROUNDED:
+        if around and end > around[-1]:
             found.append(f"overlaps: {event}")
         around.append(end)
     return found
