@@ -14,6 +14,7 @@ from reference_runs.placement import coordinates
 from reference_runs.recorded_file import shown_path
 from reference_runs.regular_file import regular_file
 from suite.job.pipeline_passes import PassKind
+from suite.job.trace_rows import is_time, trace_rows
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import RESULTS
 from suite.predict.timeline.trace_file import ANNOTATION, KERNEL, RANGE, Event, named, trace_times
@@ -74,14 +75,15 @@ def _of_trace(path: Path, name: str) -> list[Event]:
         raise InputError(what, got=where, allowed=allowed, where=WHERE)
     found = decoded.get("traceEvents") if isinstance(decoded, dict) else decoded
     events = [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
-    timed = [event for event in events if isinstance(event.get("ts"), int | float) and event.get("ph") == "X"]
+    timed = [event for event in events if is_time(event.get("ts")) and event.get("ph") == "X"]
     if not timed:
         allowed = "a file of `reproduce --trace`, or a record"
         raise InputError("no trace: no events", got=where, allowed=allowed, where=WHERE)
     steps = [event["ts"] for event in timed if str(event.get("name", "")).startswith(RANGE)]
     begin = min(steps or [event["ts"] for event in timed])
     numbers: dict[str, int] = {}
-    return [_moved(event, begin, numbers, name) for event in events]
+    moved = (_moved(event, begin, numbers, name) for event in events)
+    return trace_rows([event for event in moved if not is_time(event.get("ts")) or event["ts"] >= 0])
 
 
 def _moved(event: dict[str, Any], begin: float, numbers: dict[str, int], name: str) -> Event:
@@ -96,8 +98,8 @@ def _moved(event: dict[str, Any], begin: float, numbers: dict[str, int], name: s
             moved["args"] = {"name": f"measured: {name}, {arguments.get('name', '')}"}
         elif event.get("name") == "process_sort_index":
             moved["args"] = {"sort_index": process}
-    elif isinstance(event.get("ts"), int | float):
-        moved["ts"] = event["ts"] - begin
+    elif is_time(event.get("ts")):
+        moved["ts"] = (round(event["ts"] * 1000) - round(begin * 1000)) / 1000  # whole nanoseconds
     return moved
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from reference_runs.layout import Layout, parse_layout
 from suite.job.events import Status
+from suite.job.trace_rows import ROW, trace_rows
 from suite.job.training_job import LEAST_PROFILED, LEAST_STEPS
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
@@ -222,3 +223,14 @@ def test_a_trace_changes_no_loss_and_has_every_phase_of_every_profiled_step(tmp_
         }
         assert any(event["name"] == "aten::mm" for event in events)
         assert any(event["name"] == "gloo:all_reduce" for event in events)
+
+
+@pytest.mark.rare
+def test_messages_of_a_pipeline_in_a_trace_outlast_no_call_on_their_row(tmp_path: Path) -> None:
+    plan = profiled_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
+    layout, path = parse_layout("pp2,1f1b", base=Layout(micro_batch=1)), tmp_path / "trace.json"
+    launched(msgspec.structs.replace(plan, layout=layout, trace=path), tmp_path / "results")
+    events = json.loads(path.read_text())["traceEvents"]
+    messages = [event for event in events if event["name"].startswith("gloo:")]
+    assert {event["name"] for event in messages if event["tid"] > ROW} == {"gloo:send", "gloo:recv"}
+    assert trace_rows(events) == events

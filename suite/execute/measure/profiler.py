@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from suite.execute.measure.phases import RANGE, Part
 from suite.execute.measure.timeline import DeviceSpan, Shares, Span, device_shares, host_shares
 from suite.job.device_kernels import DeviceKernel, device_kernels
 from suite.job.events import memory_snapshot_path, trace_path
+from suite.job.trace_rows import trace_rows
 from suite.paths import whole_file
 
 _PARTS = {RANGE + part: part for part in Part}
@@ -97,6 +99,10 @@ class ProfiledSteps:
         if self._trace is not None:
             with whole_file(self._trace) as temporary:
                 recording.export_chrome_trace(str(temporary))
+                if not self._cuda and temporary.suffix == ".json":
+                    trace = json.loads(temporary.read_bytes())
+                    trace["traceEvents"] = trace_rows(trace["traceEvents"])
+                    temporary.write_text(json.dumps(trace), encoding="utf-8")
         if self._snapshot is not None and self._cuda:
             with whole_file(self._snapshot) as temporary:
                 torch.cuda.memory._dump_snapshot(str(temporary))
