@@ -279,7 +279,7 @@ def explore_times(session: nox.Session) -> None:
 @nox.session
 def page(session: nox.Session) -> None:
     """Drive Debian's Chromium through the page: loads, filters, prints, reads: nox -s page -- -k filters"""
-    install(session, "test", "regress", "report", "explore", "page")
+    install(session, "execute", "test", "regress", "report", "explore", "page")
     axe = Path(session.create_tmp()) / "node_modules" / "axe-core" / "axe.min.js"
     if not axe.exists() and shutil.which("npm"):
         fetch = ("npm", "install", "--silent", "--prefix", session.create_tmp(), f"axe-core@{AXE_CORE}")
