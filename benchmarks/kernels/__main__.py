@@ -3,11 +3,15 @@
     python -m benchmarks.kernels -k layer_norm
     python -m benchmarks.kernels --benchmark-compare=0001
     python -m benchmarks.kernels --without-compiled
+    python -m benchmarks.kernels --optimizations default
 
 Arguments go to pytest; `--benchmark-storage` says where to, results/kernels by default. `--without-compiled` leaves out
-what torch.compile makes, whose tuning takes most of the time. Exit codes are pytest's: 0, 1
-where one function of one case fails or computes something else (all others are timed), 5 where nothing was selected; 2
-where TRITON_INTERPRET is set, as that times the interpreter.
+what torch.compile tunes, which takes most of the time. `--optimizations` times parts of GPT-2's step alone: PyTorch's
+way, and the ways with the named optimizations (of `reproduce --optimizations`: names, default, or none for PyTorch's
+way alone). A way that this machine cannot have is a line.
+
+Exit codes are pytest's: 0, 1 where one function of one case fails or computes something else (all others are timed), 5
+where nothing was selected; 2 where TRITON_INTERPRET is set, as that times the interpreter, and of bad input.
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ if missing := lacking(("pytest", "pytest_benchmark", "triton")):
 import pytest
 import triton
 
-from benchmarks.kernels.case import COMPILED, LEFT_OUT
+from benchmarks.kernels.case import COMPILED, DEVICE, SELECTION
 from benchmarks.kernels.plot import draw
-from benchmarks.kernels.speed import DEVICE
+from benchmarks.kernels.step_parts import optimizations_to_time
 from benchmarks.kernels.table import table
 from kernels.operator import INTERPRETED
+from reference_runs.errors import InputError
 from suite.execute.measure.system_load import GpuLog, SharedProcessors, environment
 
 STORAGE = "results/kernels"
@@ -49,11 +54,14 @@ class MachineLog:
         self._processors = SharedProcessors()
         self._processors.start()
         self.failures: dict[str, str] = {}
+        self.lacking: dict[str, None] = {}  # lines, each once
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keep the last line of an error, and sample the GPU."""
         if report.when == "call":
             self._gpu.sample()
+        if report.skipped:
+            self.lacking[report.longrepr[2].removeprefix("Skipped: ")] = None
         if report.failed:
             self.failures[report.nodeid.partition("[")[2].rstrip("]")] = _last_line(report)
 
@@ -79,6 +87,7 @@ class MachineLog:
         self._processors.update()
         shared = self._processors.since_start
         output_json["failures"] = self.failures
+        output_json["lacking"] = [*self.lacking]
         output_json["gpu_samples"] = self._gpu.samples
         if shared is not None:
             output_json["processor_seconds"] = {
@@ -97,14 +106,22 @@ def main(arguments: Sequence[str]) -> int:
     if INTERPRETED:
         sys.stderr.write("error: TRITON_INTERPRET: allowed unset, got 1\n")
         return 2
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--without-compiled", action="store_true")
+    own.add_argument("--optimizations")
+    selecting, arguments = own.parse_known_args(arguments)
+    if selecting.without_compiled:
+        SELECTION.left_out.add(COMPILED)
+    if selecting.optimizations is not None:
+        try:
+            SELECTION.optimizations = optimizations_to_time(selecting.optimizations)
+        except InputError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 2
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--benchmark-storage", default=STORAGE)
     parser.add_argument("--benchmark-compare", nargs="?")
-    parser.add_argument("--without-compiled", action="store_true")
     asked, _ = parser.parse_known_args(arguments)
-    if asked.without_compiled:
-        LEFT_OUT.add(COMPILED)
-    arguments = [argument for argument in arguments if argument != "--without-compiled"]
     compares = any(argument.startswith("--benchmark-compare") for argument in arguments)
     storage = Path(asked.benchmark_storage.removeprefix("file://"))
     options = [f"--benchmark-storage={storage}", "--benchmark-autosave", "--benchmark-save-data"]

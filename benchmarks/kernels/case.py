@@ -10,12 +10,34 @@ import torch
 from torch import Tensor
 
 from suite.execute.calibrate.operators import DTYPES
+from suite.job.options import Optimization
 
 Function = Callable[..., Any]
+StepWay = tuple[Optimization, ...]
 PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
 RUNS = ("gpt2-124m", "gpt2-1558m", "codegeex-13b", "gpt-neox-20b", "glm-130b", "opt-175b", "bloom-176b", "mt-nlg-530b")
-LEFT_OUT: set[str] = set()  # of these, what is not timed in this process
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # whose kernels are timed
 SDPA, FLEX = "sdpa", "flex"  # PyTorch's fused attention: scaled_dot_product_attention and FlexAttention
+
+
+@dataclass
+class TimedCases:
+    """What is timed in this process.
+
+    Attributes:
+        left_out: names of functions that are not.
+        optimizations: of parts of a step alone, the plain way and those with no other optimization; None: all cases.
+    """
+
+    left_out: set[str] = field(default_factory=set)
+    optimizations: frozenset[Optimization] | None = None
+
+
+SELECTION = TimedCases()
+
+
+class LackingError(Exception):
+    """A function cannot run on this machine, which is no failure: why, in words."""
 
 
 class Draw:
@@ -49,6 +71,7 @@ class Case:
         compilable: what torch.compile gets; `eager` by default.
         liger: Liger-Kernel's, imported when it is called; None where it has none.
         fused: PyTorch's own fused functions of the same, made when they are called, by name.
+        ways: of a part of a step its functions in place of all others, by the optimizations that they have; none first.
         forward_alone: names of those that have no backward pass on this device.
         differentiated: of the inputs, how many of the first ones have gradients; 0: there is no backward pass.
         consumed: whether a call spoils its inputs, so that each call needs copies of them.
@@ -65,6 +88,7 @@ class Case:
     compilable: Function | None = None
     liger: Callable[[], Function] | None = None
     fused: Mapping[str, Callable[[], Function]] = field(default_factory=dict)
+    ways: Mapping[StepWay, Callable[[], Function]] = field(default_factory=dict)
     forward_alone: tuple[str, ...] = ()
     formula: str = ""
     variant: str = ""
@@ -81,6 +105,14 @@ class Case:
         return which == "forward" or function not in self.forward_alone
 
     @property
+    def is_selected(self) -> bool:
+        """Whether it is timed in this process: with optimizations, a part of a step that has one, or any with none."""
+        asked = SELECTION.optimizations
+        if asked is None:
+            return True
+        return any(asked.issuperset(way) for way in self.ways if way or not asked)
+
+    @property
     def name(self) -> str:
         """Kernel, variant, dtype and sizes in one word."""
         sizes = "x".join(str(size) for name, size in self.sizes.items() if not name.endswith("_bytes"))
@@ -91,12 +123,16 @@ class Case:
 
         On CUDA our kernel; on a CPU, where it does not run, the plain reference in its place.
         """
+        if self.ways:
+            asked = SELECTION.optimizations
+            ways = {way: make for way, make in self.ways.items() if asked is None or asked.issuperset(way)}
+            return {"+".join(way) or PLAIN: make for way, make in ways.items()}
         compilable = self.compilable or self.eager
         cuda = device.type == "cuda"
         made: dict[str, Callable[[], Function]] = {OURS if cuda else PLAIN: lambda: self.ours}
         if cuda or self.eager is not self.plain:
             made[EAGER] = lambda: self.eager
-        if COMPILED not in LEFT_OUT:
+        if COMPILED not in SELECTION.left_out:
             made[COMPILED] = lambda: _freshly_compiled(compilable)
         if cuda and self.liger is not None and _has_liger():
             made[LIGER] = self.liger

@@ -47,7 +47,17 @@ def _buffers(device: torch.device) -> Iterator[tuple[str, list[int]]]:
         yield "flat", [sum(layer)]
 
 
-def _our_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors, factor: Tensor) -> None:
+def tensors_of_layers(run: str, device: torch.device) -> list[int]:
+    """Elements of the parameter tensors of as many of a run's layers as fit; on a CPU three of one layer."""
+    architecture = reference_run(run).architecture
+    layer = [tensor.elements for tensor in layer_tensors(architecture)]
+    if device.type == "cpu":
+        return layer[:3]
+    return layer * min(architecture.layers, MOST_PARAMETERS // sum(layer))
+
+
+def our_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors, factor: Tensor) -> None:
+    """AdamW's step by the kernel, with the gradients times the factor."""
     adamw.adamw(w, g, m, v, step=STEP, gradient_factor=factor, copies=copies or None, **SETTINGS)
 
 
@@ -55,7 +65,7 @@ def _plain_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors
     adamw.reference(w, g, m, v, copies, factor, step=STEP, **SETTINGS)
 
 
-def _eager_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors, factor: Tensor) -> None:
+def eager_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors, factor: Tensor | None) -> None:
     """PyTorch's fused AdamW, which divides by its factor and overwrites the gradients, and a pass for the copies."""
     names = {"learning_rate": "lr", "epsilon": "eps"}
     settings: dict[str, Any] = {names.get(name, name): value for name, value in SETTINGS.items()}
@@ -109,9 +119,9 @@ def cases(device: torch.device) -> Iterator[Case]:
             sizes={"parameters": sum(elements), "copy_bytes": 0 if dtype == "fp32" else element.itemsize},
             over="parameters",
             inputs=partial(_adamw_inputs, elements, element),
-            ours=_our_adamw,
+            ours=our_adamw,
             plain=_plain_adamw,
-            eager=_eager_adamw,
+            eager=eager_adamw,
             compilable=_plain_adamw,
         )
     for dtype, element, variant, elements in timed:

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, PLAIN, SDPA
 from benchmarks.kernels.table import KernelTiming, rows
+from suite.records.kernel_runs import STEP_PART
 
 COLOURS = {OURS: "C0", PLAIN: "C0", EAGER: "C1", COMPILED: "C2", LIGER: "C3", SDPA: "C4", FLEX: "C5"}
 MARKERS = {OURS: "o", PLAIN: "o", EAGER: "s", COMPILED: "^", LIGER: "D", SDPA: "v", FLEX: "P"}
@@ -25,7 +26,7 @@ def draw(record: Mapping[str, Any], stem: Path) -> list[Path]:
     matplotlib.rcParams["svg.fonttype"] = "none"  # text, not its outlines: a third of the bytes
     from matplotlib import pyplot
 
-    every = rows(record)
+    every = [row for row in rows(record) if row.kernel != STEP_PART]
     written = []
     for kernel in dict.fromkeys(row.kernel for row in every):
         of_kernel = [row for row in every if row.kernel == kernel]

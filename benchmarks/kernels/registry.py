@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels import attention, layer_tensors, losses, row_kernels
+from benchmarks.kernels import attention, layer_tensors, losses, row_kernels, step_parts
 from benchmarks.kernels.case import Case
 
 
 def cases(device: torch.device) -> Iterator[Case]:
     """All cases for a device."""
-    for module in (row_kernels, attention, losses, layer_tensors):
+    for module in (row_kernels, attention, losses, layer_tensors, step_parts):
         yield from module.cases(device)

@@ -10,18 +10,16 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.kernels.case import Case
+from benchmarks.kernels.case import DEVICE, Case, LackingError
 from benchmarks.kernels.registry import cases
 from benchmarks.kernels.turns import COPY, CaseTimings, measured
 from suite.machine.timings import median
-from suite.predict.analytic.kernel_cost import kernel_bytes
+from suite.predict.analytic.kernel_cost import kernel_bytes, kernel_flop
 
-DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SECONDS = 0.3  # of a pass; more where the least number of rounds takes them
 CLOCK = {"now": 0.0}  # stands at the last measured sample
-CASES = {case.name: case for case in cases(DEVICE)}
+CASES = {case.name: case for case in cases(DEVICE) if case.is_selected}
 POINTS = [
     pytest.param(case.name, which, form, id=f"{case.name}-{which}-{form}")
     for case in CASES.values()
@@ -48,8 +46,10 @@ def test_seconds(name: str, which: str, form: str, benchmark: Any) -> None:
     if isinstance(timings, Exception):
         raise timings
     measurement = timings[which]
-    if form in measurement.errors:
-        raise measurement.errors[form]
+    if (error := measurement.errors.get(form)) is not None:
+        if isinstance(error, LackingError):
+            pytest.skip(str(error))
+        raise error
     benchmark.group = f"{name}-{which}"
     benchmark.extra_info |= _facts(case, which, form, measurement)
     samples = iter(measurement.seconds[form])
@@ -65,7 +65,7 @@ def test_seconds(name: str, which: str, form: str, benchmark: Any) -> None:
 
 def _facts(case: Case, which: str, form: str, measurement: CaseTimings) -> dict[str, Any]:
     """Facts that the table and the plot need besides the samples."""
-    least = getattr(kernel_bytes(case.formula or case.kernel, **case.sizes), which)
+    formula = case.formula or case.kernel
     return {
         "kernel": case.kernel,
         "variant": case.variant,
@@ -75,7 +75,8 @@ def _facts(case: Case, which: str, form: str, measurement: CaseTimings) -> dict[
         "sizes": dict(case.sizes),
         "over": case.over,
         "device": DEVICE.type,
-        "least_bytes": least,
+        "least_bytes": getattr(kernel_bytes(formula, **case.sizes), which),
+        "flop": getattr(kernel_flop(formula, case.variant, **case.sizes), which),
         "copy_bytes_per_second": measurement.copy_bytes / median(measurement.seconds[COPY]),
         "host_seconds": measurement.host_seconds.get(form),
         "warm_up_seconds": measurement.warm_up[form],

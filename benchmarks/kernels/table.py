@@ -1,4 +1,4 @@
-"""The table of a stored benchmark, in Markdown: median seconds, share of the copy's bandwidth, ratios."""
+"""The tables of a stored benchmark, in Markdown: median seconds, rates, ratios; of kernels, and of parts of a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy
 
 from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, PLAIN, SDPA
 from suite.machine.timings import median
+from suite.records.kernel_runs import STEP_PART
 
 OTHERS = (EAGER, COMPILED, LIGER, SDPA, FLEX)
 RESAMPLES = 2000
@@ -33,7 +34,8 @@ class KernelTiming(msgspec.Struct, frozen=True):
         over: name of the size that the plot is over, and `size` its value.
         share: of the copy's bandwidth in the same turns: least bytes / seconds / that.
         host_seconds: until the host has handed the call over; None on a CPU.
-        ours: whether it is the kernel, or on a CPU the plain reference in its place.
+        flop: arithmetic of a call, roughly; None in files of before.
+        ours: whether it is the kernel, or on a CPU the plain reference in its place; of a part of a step PyTorch's way.
         ratio: to ours; None where ours was not timed, or is this one.
     """
 
@@ -47,9 +49,11 @@ class KernelTiming(msgspec.Struct, frozen=True):
     seconds: float
     rounds: int
     share: float
+    least_bytes: float
     copy_bytes_per_second: float
     host_seconds: float | None
     ratio: Ratio | None
+    flop: float | None = None
 
     @property
     def ours(self) -> bool:
@@ -104,8 +108,17 @@ def ratio(others: Sequence[float], ours: Sequence[float]) -> Ratio:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """One line a pass of a case, under what the columns mean and what it was measured on."""
+    """What was measured on; one line a pass of a case of the kernels, one line a way of the parts of a step."""
     every = rows(record)
+    kernels, parts = ([row for row in every if (row.kernel == STEP_PART) == is_part] for is_part in (False, True))
+    lines = _preface(record, every)
+    lines += _kernel_lines(kernels) if kernels or not parts else []
+    lines += _part_lines(parts) if parts else []
+    return "\n".join([*lines, *_failures(record)]) + "\n"
+
+
+def _kernel_lines(every: Sequence[KernelTiming]) -> list[str]:
+    """One line a pass of a case, under what the columns mean."""
     points: dict[tuple[object, ...], list[KernelTiming]] = {}
     for row in every:
         points.setdefault(row.point, []).append(row)
@@ -116,10 +129,37 @@ def table(record: Mapping[str, Any]) -> str:
     head += [f"{form} / {ours}" for form in others]
     lines = [_line(head), _line(["---"] * 4 + ["---:"] * (len(head) - 4))]
     lines += [_line(_cells(same, others, on_gpu)) for same in points.values()]
-    return "\n".join([*_preface(record, every, ours), "", *lines, *_failures(record)]) + "\n"
+    what = "the kernel" if ours == OURS else "the plain reference, as no kernel runs on a CPU"
+    return [
+        "",
+        f"`{ours}` is {what}: the median of its rounds. Of copy: least bytes over this time, over the bandwidth of",
+        f"a copy. The last columns: median time of the others over that of `{ours}`, above 1 where `{ours}` is faster,",
+        "with a 95 % bootstrap interval over the rounds of this one process.",
+        "",
+        *lines,
+    ]
 
 
-def _preface(record: Mapping[str, Any], every: Sequence[KernelTiming], ours: str) -> list[str]:
+def _part_lines(parts: Sequence[KernelTiming]) -> list[str]:
+    """One line a way of a pass of a part, under what the columns mean."""
+    head = ["part", "pass", "dtype", "sizes", "way", "time", "GB/s", "Tflop/s", "host", "rounds", f"over {PLAIN}"]
+    lines = [_line(head), _line(["---"] * 5 + ["---:"] * (len(head) - 5))]
+    for row in parts:
+        rates = (row.least_bytes / row.seconds / 1e9, (row.flop or 0.0) / row.seconds / 1e12)
+        cells = [row.variant, row.which, row.dtype, _sizes(row), row.form, microseconds(row.seconds)]
+        cells += [*(f"{rate:,.4g}" for rate in rates), microseconds(row.host_seconds), str(row.rounds)]
+        lines.append(_line([*cells, _interval(row.ratio)]))
+    return [
+        "",
+        f"Parts of GPT-2's step. `{PLAIN}` is PyTorch's way without optimizations, the others those with them.",
+        "Time: the median of the rounds; GB/s, Tflop/s: least bytes and flop over it; host: until a call is launched.",
+        f"Over `{PLAIN}`: below 1 where a way is faster, with a 95 % bootstrap interval over this process's rounds.",
+        "",
+        *lines,
+    ]
+
+
+def _preface(record: Mapping[str, Any], every: Sequence[KernelTiming]) -> list[str]:
     machine, commit = record["machine_info"], record["commit_info"]
     changed = " with uncommitted changes" if commit.get("dirty") else ""
     copies = [row.copy_bytes_per_second for row in every]
@@ -127,15 +167,11 @@ def _preface(record: Mapping[str, Any], every: Sequence[KernelTiming], ours: str
     if copies:
         copied = f"{min(copies) / 1e9:.4g} to {max(copies) / 1e9:.4g} GB/s, median {median(copies) / 1e9:.4g}"
     facts = [f"{name} {machine[name]}" for name in ("gpu", "cpu", "torch", "triton", "threads") if name in machine]
-    what = "the kernel" if ours == OURS else "the plain reference, as no kernel runs on a CPU"
     return [
         f"# Kernels, {record['datetime'][:10]}",
         "",
         f"Commit {str(commit.get('id'))[:12]}{changed}. {', '.join(facts)}.",
-        "",
-        f"`{ours}` is {what}: the median of its rounds. Of copy: least bytes over this time, over the bandwidth of",
-        f"a copy in the same turns ({copied}). The last columns: median time of the others over that of `{ours}`,",
-        f"above 1 where `{ours}` is faster, with a 95 % bootstrap interval over the rounds of this one process.",
+        f"A copy in the same turns: {copied}.",
         *_sharing(record),
     ]
 
@@ -156,8 +192,7 @@ def _sharing(record: Mapping[str, Any]) -> list[str]:
 def _cells(same: Sequence[KernelTiming], others: Sequence[str], on_gpu: bool) -> list[str]:
     first = same[0]
     ours = next((row for row in same if row.ours), None)
-    sizes = " ".join(f"{name}={size}" for name, size in first.sizes.items() if not name.endswith("_bytes"))
-    cells = [" ".join(part for part in (first.kernel, first.variant) if part), first.which, first.dtype, sizes]
+    cells = [" ".join(part for part in (first.kernel, first.variant) if part), first.which, first.dtype, _sizes(first)]
     if ours is None:
         cells += ["-"] * (4 if on_gpu else 3)
     else:
@@ -165,9 +200,16 @@ def _cells(same: Sequence[KernelTiming], others: Sequence[str], on_gpu: bool) ->
         cells += [microseconds(ours.seconds), f"{ours.share:.1%}", *host, str(ours.rounds)]
     ratios = {row.form: row.ratio for row in same}
     for form in others:
-        ratio = ratios.get(form)
-        cells.append("-" if ratio is None else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
+        cells.append(_interval(ratios.get(form)))
     return cells
+
+
+def _sizes(row: KernelTiming) -> str:
+    return " ".join(f"{name}={size}" for name, size in row.sizes.items() if not name.endswith("_bytes"))
+
+
+def _interval(ratio: Ratio | None) -> str:
+    return "-" if ratio is None else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def microseconds(seconds: float | None) -> str:
@@ -178,8 +220,9 @@ def microseconds(seconds: float | None) -> str:
 
 
 def _failures(record: Mapping[str, Any]) -> list[str]:
-    failures = record.get("failures", {})
-    return ["", "Not timed:", ""] * bool(failures) + [f"- `{name}`: {why}" for name, why in failures.items()]
+    failures, lacking = record.get("failures", {}), record.get("lacking", [])
+    lines = ["", "Not possible here:", ""] * bool(lacking) + [f"- {line}" for line in lacking]
+    return lines + ["", "Not timed:", ""] * bool(failures) + [f"- `{name}`: {why}" for name, why in failures.items()]
 
 
 def _line(cells: Sequence[str]) -> str:

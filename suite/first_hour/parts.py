@@ -11,8 +11,11 @@ from suite.first_hour.part import RESULTS, HourPart, PartKind
 from suite.machine.devices import usable_cores
 from suite.machine.packages import PACKAGES
 from suite.predict.analytic.kernel_cost import FORMULAS
+from suite.records.kernel_runs import STEP_PART
 
-ONE_BIT = ("sign_pack", "sign_unpack")
+# Of the formulas, those that no kernel has, and 1-bit compression, which no step on one GPU has
+NOT_TIMED = {"sign_pack", "sign_unpack", "attention", "linear_gelu", "linear_gelu_backward", "linear_gradients"}
+NOT_TIMED |= {"between_blocks", "clipped_update"}
 SHARED_LAYOUTS = ("tp2", "pp2", "dp2,zero3")
 SHORT_MINIATURE = "gpt2-mini"
 SHORT_KERNEL = "layer_norm-bf16-4096x768"
@@ -40,6 +43,7 @@ def parts(device: str, *, short: bool = False) -> list[HourPart]:
         ),
         *measurements(short=short),
         _kernel_tests(short),
+        *(() if short else (_step_parts(),)),
         *_kernel_table(FORMULAS if not short else (SHORT_KERNEL,), bf16=True),
         HourPart(
             name="calibrate",
@@ -91,6 +95,18 @@ def _kernel_tests(short: bool) -> HourPart:
     )
 
 
+def _step_parts() -> HourPart:
+    return HourPart(
+        name="parts of a step",
+        kind=PartKind.KERNELS,
+        shows="the time of each part of GPT-2's step by PyTorch's way, and with each optimization",
+        arguments=("benchmarks.kernels", "-k", f"[{STEP_PART}-", f"--benchmark-storage={RESULTS}/kernels"),
+        seconds=300.0,
+        modules=BENCHMARKED,
+        needs_cuda=True,
+    )
+
+
 def _kernel_table(kernels: Iterable[str], *, bf16: bool) -> list[HourPart]:
     """A part a kernel, so that each is kept: bf16 cases at first, all others at the end."""
     return [
@@ -109,7 +125,7 @@ def _kernel_table(kernels: Iterable[str], *, bf16: bool) -> list[HourPart]:
             needs_cuda=True,
         )
         for kernel in kernels
-        if kernel not in ONE_BIT
+        if kernel not in NOT_TIMED
     ]
 
 

@@ -10,6 +10,7 @@ from reference_runs.errors import InputError
 from reference_runs.regular_file import json_file
 
 OURS = ("kernel", "plain")  # forms of ours; the others are PyTorch's and Liger-Kernel's
+STEP_PART = "gpt2_step"  # in place of a kernel: its forms are PyTorch's way, "plain", and those with optimizations
 SOFTWARE = ("python_version", "torch", "triton", "cuda", "nccl")  # in the machine's facts; the rest is hardware
 
 
@@ -24,6 +25,11 @@ class TimedCase(msgspec.Struct, frozen=True):
     least_bytes: float = 0.0
     copy_bytes_per_second: float = 0.0
     direction: str = msgspec.field(name="pass", default="")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this project's: the plain reference or kernel, or a way of a part of a step."""
+        return self.form in OURS or self.kernel == STEP_PART
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -95,7 +101,7 @@ def kernel_run(path: Path) -> KernelRun:
         hardware={name: text for name, text in facts.items() if name not in SOFTWARE},
         software={name: text for name, text in facts.items() if name in SOFTWARE},
         benchmarks=file.benchmarks,
-        seconds={b.case: b.stats.median for b in file.benchmarks if b.extra_info.form in OURS and b.stats.median > 0},
+        seconds={b.case: b.stats.median for b in file.benchmarks if b.extra_info.is_ours and b.stats.median > 0},
     )
 
 

@@ -50,12 +50,31 @@ def checked_optimizations(asked: str | None, launch: PlannedLaunch) -> tuple[tup
     Raises:
         InputError: an unknown name, or an optimization that the launch cannot have or whose package is missing.
     """
+    names = named_optimizations(asked)
+    if names is None:
+        return default_optimizations(launch), lacking_by_default(launch)
+    for name in names:
+        rule = RULES[name]
+        if reason := rule.why_not(launch):
+            allowed = f"none of them, as there is {reason}"
+            raise InputError("not possible here", got=name.value, allowed=allowed, where="--optimizations")
+        if not rule.is_installed:
+            require(rule.package)
+    return names, ()
+
+
+def named_optimizations(asked: str | None) -> tuple[Optimization, ...] | None:
+    """The optimizations of a list of names, in their own order; None where the default ones are asked, or nothing is.
+
+    Raises:
+        InputError: an unknown name, or none or default beside names.
+    """
     where = "--optimizations"
     names = ["default"] if asked is None else [name.strip() for name in asked.split(",")]
     if names == ["default"]:
-        return default_optimizations(launch), lacking_by_default(launch)
+        return None
     if names == ["none"]:
-        return (), ()
+        return ()
     for name in ("none", "default"):
         if name in names:
             raise InputError(
@@ -65,12 +84,7 @@ def checked_optimizations(asked: str | None, launch: PlannedLaunch) -> tuple[tup
         if name not in [known.value for known in RULES]:
             allowed = ", ".join(["none", "default", *(known.value for known in Optimization if known in RULES)])
             raise InputError("unknown optimization", got=repr(name), allowed=allowed, where=where)
-        rule = RULES[Optimization(name)]
-        if reason := rule.why_not(launch):
-            raise InputError("not possible here", got=name, allowed=f"none of them, as there is {reason}", where=where)
-        if not rule.is_installed:
-            require(rule.package)
-    return tuple(known for known in Optimization if known in names), ()
+    return tuple(known for known in Optimization if known in names)
 
 
 def checked_sharing(asked: bool, device: str, *, ranks: int, devices: int) -> tuple[bool, tuple[str, ...]]:

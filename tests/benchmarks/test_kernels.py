@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import turns
-from benchmarks.kernels.case import Case, Draw
+from benchmarks.kernels.case import SELECTION, Case, Draw
 from benchmarks.kernels.registry import cases
 from benchmarks.kernels.table import microseconds, ratio, rows, table
 from benchmarks.kernels.turns import COPY, UnequalWorkError, contenders, last_cache_bytes, measured, tensors
 from kernels.operator import INTERPRETED
 from suite.paths import ROOT
 from suite.predict.analytic.kernel_cost import kernel_bytes
+from suite.records.kernel_runs import STEP_PART
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SMALLEST = list({(one.kernel, one.variant): one for one in reversed(list(cases(CPU)))}.values())
+SMALLEST = list({(o.kernel, o.variant): o for o in reversed(list(cases(CPU))) if o.kernel != STEP_PART}.values())
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -59,8 +60,10 @@ def test_every_case_has_a_name_of_its_own_and_joins_its_least_bytes(device: torc
     every = list(cases(device))
     others = {"bits", "gated_activation", "half_matmul", "interpreter", "operator", "row_norm"}
     others |= {"special_functions", "tensor_table", "tiles"}
-    others |= {"cublaslt", "linear_epilogues"}  # GEMMs, which memory bandwidth does not limit
-    assert {one.kernel for one in every} == {path.stem for path in (ROOT / "kernels").glob("[a-z]*.py")} - others
+    others |= {"cublaslt", "linear_epilogues"}  # GEMMs, which are parts of a step
+    assert {one.kernel for one in every} - {STEP_PART} == {
+        path.stem for path in (ROOT / "kernels").glob("[a-z]*.py")
+    } - others
     assert len({case.name for case in every}) == len(every)
     for one in every:
         least = kernel_bytes(one.formula or one.kernel, **one.sizes)
@@ -97,7 +100,7 @@ def test_on_a_cpu_the_reference_stands_for_the_kernel_and_is_not_timed_twice(mon
     assert list(case().functions(CPU)) == ["plain", "eager", "compiled"]
     assert list(case(eager=doubled).functions(CPU)) == ["plain", "compiled"]
     assert list(case(eager=doubled).functions(CUDA)) == ["kernel", "eager", "compiled"]
-    monkeypatch.setattr("benchmarks.kernels.case.LEFT_OUT", {"compiled"})
+    monkeypatch.setattr(SELECTION, "left_out", {"compiled"})
     assert list(case().functions(CPU)) == ["plain", "eager"]
 
 
@@ -261,11 +264,25 @@ def test_the_table_has_one_line_a_pass_of_a_case() -> None:
     assert "- `layer_norm-fp32`: RuntimeError: no" in text
 
 
+def test_parts_of_a_step_have_a_line_a_way_with_rates_and_their_time_over_pytorchs() -> None:
+    part = {"kernel": STEP_PART, "variant": "linear_gelu", "flop": 4e8, "least_bytes": 2e6}
+    text = table(
+        record(stored("plain", [4e-3] * 3, **part), stored("epilogues+tuned-gemms", [1e-3] * 3, **part))
+        | {"lacking": ["without packed-gradients: no cudnn"]}
+    )
+    size = "linear_gelu | forward | bf16 | rows=4 columns=8"
+    assert f"| {size} | plain | 4,000 us | 0.5 | 0.1 | 5 us | 3 | - |" in text
+    assert f"| {size} | epilogues+tuned-gemms | 1,000 us | 2 | 0.4 | 5 us | 3 | 0.25 [0.25, 0.25] |" in text
+    assert "- without packed-gradients: no cudnn" in text
+    assert "| kernel |" not in text
+
+
 BENCH = """
 import sys
 import torch
-from benchmarks.kernels import case, registry, turns
+from benchmarks.kernels import case, registry, step_parts, turns
 case.compiled = lambda function: function
+step_parts.in_step = lambda function, device, **options: function
 turns.COPY_BYTES["cpu"] = 2**20
 
 def fails(x):
@@ -277,7 +294,8 @@ def of(name, eager):
         inputs=lambda draw: (draw.normal(1000, dtype=torch.float32),),
         ours=torch.relu, plain=torch.relu, eager=eager, compilable=torch.relu)
 
-registry.cases = lambda device: iter([of("bad", fails), of("good", lambda x: x.clamp(min=0))])
+between = next(one for one in step_parts.cases(torch.device("cpu")) if one.variant == "between_blocks")
+registry.cases = lambda device: iter([of("bad", fails), of("good", lambda x: x.clamp(min=0)), between])
 from benchmarks.kernels.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -287,10 +305,10 @@ sys.exit(main(sys.argv[1:]))
 NOT_PASSED_ON = {"TRITON_INTERPRET", "PYTEST_XDIST_WORKER"}
 
 
-@pytest.mark.ranks  # takes its time, which is not judged
-def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(tmp_path: Path) -> None:
+def bench(storage: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The benchmark of three cases, and the file that it stores."""
     done = subprocess.run(
-        [sys.executable, "-c", BENCH, f"--benchmark-storage={tmp_path}"],
+        [sys.executable, "-c", BENCH, f"--benchmark-storage={storage}", *options],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON},
         capture_output=True,
@@ -298,11 +316,37 @@ def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(tm
         timeout=300,
         check=False,
     )
+    (path,) = storage.rglob("*.json")
+    return done, path
+
+
+@pytest.mark.ranks
+def test_optimizations_select_parts_of_a_step_and_what_is_left_out_is_not_asked_for(tmp_path: Path) -> None:
+    done, path = bench(tmp_path / "parts", "--optimizations", "across-blocks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert [(b["extra_info"]["variant"], b["extra_info"]["form"]) for b in kept["benchmarks"]] == [
+        ("between_blocks", "plain")
+    ]
+    assert kept["lacking"] == ["without across-blocks: no CUDA device"]
+    assert "- without across-blocks: no CUDA device" in done.stdout
+    done, path = bench(tmp_path / "kernels", "--without-compiled", "-k", "good")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert [b["extra_info"]["form"] for b in kept["benchmarks"]] == ["plain", "eager"]
+
+
+@pytest.mark.ranks  # takes its time, which is not judged
+def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(tmp_path: Path) -> None:
+    done, path = bench(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    (path,) = tmp_path.rglob("*.json")
     kept = json.loads(path.read_text(encoding="utf-8"))
     forms = {(b["extra_info"]["variant"], b["extra_info"]["form"]) for b in kept["benchmarks"]}
-    assert forms == {("bad", "plain"), ("bad", "compiled")} | {("good", f) for f in ("plain", "eager", "compiled")}
+    assert forms == {
+        *(("bad", form) for form in ("plain", "compiled")),
+        *(("good", form) for form in ("plain", "eager", "compiled")),
+        ("between_blocks", "plain"),
+    }
     assert kept["failures"] == {"gradient_norm-bad-fp32-1000-forward-eager": "RuntimeError: no such instruction"}
     assert "node" not in kept["machine_info"]
     assert path.read_text(encoding="utf-8").count("\n") == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from benchmarks.kernels.registry import cases
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.__main__ import main
@@ -16,6 +18,7 @@ from suite.job.training_job import LEAST_PROFILED, LEAST_STEPS
 from suite.machine.packages import PACKAGES, Package
 from suite.paths import ROOT
 from suite.predict.simulation.optimizations import OptimizationRule
+from suite.records.kernel_runs import STEP_PART
 
 ALL = [parts(device, short=short) for device in ("cuda", "cpu") for short in (True, False)]
 
@@ -40,6 +43,15 @@ def test_the_order_is_by_value_and_nothing_that_the_node_can_show_is_left_out() 
     wanted = ["kernel tests", "kernel layer_norm", "calibrate", *miniatures(), "accept", "ladder gpt2-mini"]
     assert [name for name in names if name in wanted] == wanted
     assert not {"gpt2-124m", "kernel layer_norm", "layout tp2"} & {part.name for part in parts("cpu")}
+
+
+def test_a_part_of_a_kernel_has_cases_to_time() -> None:
+    timed = {case.kernel for case in cases(torch.device("cuda"))}
+    named = {part.name.split()[1] for part in parts("cuda") if part.name.startswith("kernel ")}
+    assert named - {"tests"} == timed - {"sign_pack", STEP_PART}
+    (ways,) = [part for part in parts("cuda") if part.name == "parts of a step"]
+    assert ways.arguments[1:3] == ("-k", f"[{STEP_PART}-")
+    assert ways.seconds == 300
 
 
 def test_measurements_are_bounded_and_what_is_asked_is_asked_of_bf16_by_default_alone() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from suite.first_hour.part import HourPart, PartKind, StepOnPaper
 from suite.first_hour.reading import PartReading, next_steps, reading
 from suite.metrics.figures import OF_DATASHEET
+from suite.records.kernel_runs import STEP_PART
 
 
 def part(kind: PartKind, **options: Any) -> HourPart:
@@ -177,6 +178,29 @@ def test_kernels_below_their_share_of_a_copy_are_named(tmp_path: Path) -> None:
     found = reading(part(PartKind.KERNELS), 0, "", "", [path])
     assert found.says == "3 passes, 83% to 95% of a copy's bandwidth"
     assert found.differences == ["b: 83% of a copy's bandwidth, 90% expected"]
+
+
+def test_ways_of_parts_of_a_step_are_read_as_their_time_over_pytorchs(tmp_path: Path) -> None:
+    def timed(form: str, rows: int, seconds: float) -> dict[str, Any]:
+        facts = {
+            "kernel": STEP_PART,
+            "variant": "linear_gelu",
+            "pass": "forward",
+            "form": form,
+            "sizes": {"rows": rows},
+        }
+        return {"name": "test_seconds[x]", "stats": {"median": seconds}, "extra_info": facts}
+
+    timings = [("plain", 1, 2.0), ("epilogues", 1, 1.0), ("plain", 2, 4.0), ("epilogues", 2, 5.0), ("other", 3, 1.0)]
+    path = tmp_path / "0001_run.json"
+    benchmarks = [timed(*timing) for timing in timings]
+    path.write_text(json.dumps({"machine_info": {}, "benchmarks": benchmarks}), encoding="utf-8")
+    assert reading(part(PartKind.KERNELS), 0, "", "", [path]) == (
+        "epilogues 0.50 to 1.25 of PyTorch's time",
+        [],
+        True,
+        (),
+    )
 
 
 def test_output_that_nobody_can_read_is_said_to_be_that() -> None:

@@ -130,6 +130,30 @@ def _gradient_norm(*, parameters: int, gradient_bytes: int) -> KernelCost:
     return KernelCost(parameters * gradient_bytes, None)
 
 
+def _linear_gelu(*, rows: int, columns: int, width: int, element_bytes: int) -> KernelCost:
+    """(M K + N K + 2 M N) b: x, weight, what GELU is of, and GELU. Its gradient, through the layer after it, the same.
+
+    M rows, K columns, N width: backward dy [M, K], the weight [K, N], what GELU is of, and the gradient of that.
+    """
+    return KernelCost((rows * columns + width * columns + 2 * rows * width) * element_bytes, None)
+
+
+def _linear_gradients(*, rows: int, columns: int, width: int, element_bytes: int) -> KernelCost:
+    """(M N + M K + N K) b: dy [M, N], x [M, K], the weight's gradient."""
+    return KernelCost((rows * width + rows * columns + width * columns) * element_bytes, None)
+
+
+def _between_blocks(*, rows: int, columns: int, element_bytes: int) -> KernelCost:
+    """4 M N b: both terms of a sum, the sum, its norm."""
+    return KernelCost(4 * rows * columns * element_bytes, None)
+
+
+def _clipped_update(*, parameters: int, copy_bytes: int) -> KernelCost:
+    """(28 + c + 4) N: AdamW of fp32 gradients, and their norm, which is to be known before."""
+    update = _adamw(parameters=parameters, copy_bytes=copy_bytes).forward
+    return KernelCost(update + _gradient_norm(parameters=parameters, gradient_bytes=FP32).forward, None)
+
+
 def _sign_pack(*, elements: int, element_bytes: int) -> KernelCost:
     """(b + 4) N + (b + 8) N + N / 8, thus 20.125 N in fp32.
 
@@ -163,6 +187,11 @@ FORMULAS: Mapping[str, Callable[..., KernelCost]] = {
     "gradient_norm": _gradient_norm,
     "sign_pack": _sign_pack,
     "sign_unpack": _sign_unpack,
+    "linear_gelu": _linear_gelu,
+    "linear_gelu_backward": _linear_gelu,
+    "linear_gradients": _linear_gradients,
+    "between_blocks": _between_blocks,
+    "clipped_update": _clipped_update,
 }
 
 
@@ -177,6 +206,11 @@ _ADAMW = 14  # two moments 3 each, root and correction 4, decay 2, update 2
 
 def _area(sizes: Mapping[str, int]) -> int:
     return sizes["rows"] * sizes["columns"]
+
+
+def _linear_flop(_: str, sizes: Mapping[str, int]) -> KernelCost:
+    """2 M K N; activations and sums over rows, a few M N, are left out."""
+    return KernelCost(2.0 * _area(sizes) * sizes["width"], None)
 
 
 def _residual_layer_norm_flop(variant: str, sizes: Mapping[str, int]) -> KernelCost:
@@ -214,4 +248,8 @@ FLOP_FORMULAS: Mapping[str, Callable[[str, Mapping[str, int]], KernelCost]] = {
     "gradient_norm": lambda _, sizes: KernelCost(2 * sizes["parameters"], None),
     "sign_pack": lambda _, sizes: KernelCost(6 * sizes["elements"], None),
     "sign_unpack": lambda _, sizes: KernelCost(2 * sizes["elements"] * sizes["ranks"], None),
+    **dict.fromkeys(("linear_gelu", "linear_gelu_backward", "linear_gradients"), _linear_flop),
+    "between_blocks": lambda _, sizes: KernelCost((_LAYER_NORM[0] + 1) * _area(sizes), None),
+    # a product and a sum for the norm, a product for clipping
+    "clipped_update": lambda _, sizes: KernelCost((_ADAMW + 3) * sizes["parameters"], None),
 }

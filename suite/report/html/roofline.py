@@ -12,7 +12,7 @@ from suite.machine.operations import ELEMENT_BYTES
 from suite.machine.profile import Profile, machines_directory, read
 from suite.paths import stores
 from suite.predict.analytic.kernel_cost import kernel_flop
-from suite.records.kernel_runs import Benchmark, kernel_run
+from suite.records.kernel_runs import STEP_PART, Benchmark, kernel_run
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 
 MOST_MACHINES = 12  # profiles that are drawn: the newest of each machine
@@ -67,6 +67,8 @@ def _kernel(benchmark: Benchmark) -> Kernel | None:
         name = "attention"
     elif (name, variant) == ("sign_pack", "unpack"):
         name = "sign_unpack"
+    elif name == STEP_PART:
+        name = variant
     try:
         flop = getattr(kernel_flop(name, variant, **about.sizes), about.direction)
     except (ValueError, KeyError, AttributeError):

@@ -59,6 +59,11 @@ MOVED: list[tuple[str, dict[str, int], list[Tensor], list[Tensor]]] = [
     ("sign_pack", {"elements": 1001, "element_bytes": 4}, [*5 * [fp32(1001)], packed(126)], []),
     ("sign_pack", {"elements": 1000, "element_bytes": 2}, [*2 * [half(1000)], *3 * [fp32(1000)], packed(125)], []),
     ("sign_unpack", {"elements": 1001, "ranks": 3}, [packed(3, 126), fp32(1001)], []),
+    ("linear_gelu", SIZES | {"width": V}, [x, half(V, N), half(M, V), half(M, V)], []),
+    ("linear_gelu_backward", SIZES | {"width": V}, [x, half(N, V), half(M, V), half(M, V)], []),
+    ("linear_gradients", SIZES | {"width": V}, [half(M, V), x, half(V, N)], []),
+    ("between_blocks", SIZES, [x, x, x, x], []),
+    ("clipped_update", {"parameters": N, "copy_bytes": 2}, [w, *7 * [w], half(N)], []),
 ]
 
 
@@ -111,6 +116,7 @@ ACTIVATIONS = {
     "relu": (["bias", "maximum"], ["compare", "dy"]),
     "relusquared": (["bias", "maximum", "square"], ["bias", "maximum", "twice", "dy"]),
 }
+LINEAR = ("linear_gelu", "linear_gelu_backward", "linear_gradients")
 R, C = 6, 10
 AREA = {"rows": R, "columns": C}
 ARITHMETIC: list[tuple[str, str, dict[str, int], float, float | None]] = [
@@ -137,6 +143,9 @@ ARITHMETIC: list[tuple[str, str, dict[str, int], float, float | None]] = [
     ("gradient_norm", "", {"parameters": 9}, 9 * 2, None),
     ("sign_pack", "", {"elements": 9}, 9 * 6, None),
     ("sign_unpack", "", {"elements": 9, "ranks": 3}, 9 * 3 * 2, None),
+    *((name, "", AREA | {"width": 7}, 2 * R * C * 7, None) for name in LINEAR),
+    ("between_blocks", "", AREA, R * C * (len(LAYER_NORM[0]) + 1), None),
+    ("clipped_update", "", {"parameters": 9}, 9 * (3 + 3 + 4 + 2 + 2) + 9 * 2 + 9, None),  # the norm, clipping
 ]
 
 
