@@ -2,7 +2,8 @@
 
     python -m tests.simulated_cuda -- python -m benchmarks.expected_steps --counts DIRECTORY > tables.md
 
-and with --toml suite/first_hour/expected_steps.toml what `first-hour` expects.
+with --toml suite/first_hour/expected_steps.toml what `first-hour` expects, of which only what is counted is written
+anew, and with --profile the steps on the recorded machine profile, for which nothing is counted.
 
 Counts are made by `benchmarks.simulated_step`, one process for each run and set of optimizations, and kept in the
 directory; what lies there is not counted again. Needs PyTorch's CUDA build (.nox/simulated_gpu), and no GPU.
@@ -16,7 +17,9 @@ directory; what lies there is not counted again. Needs PyTorch's CUDA build (.no
     i, l, l'  recorded milliseconds between kernels; launches that begin after the kernel before them has ended
     u, v, v'  recorded milliseconds of the update; its bytes
     h         recorded milliseconds of the host between steps
-What CUDA graphs change between kernels on the device is not predicted.
+FP8 GEMMs take the share of g that the machine model has of an H100. Of CUDA graphs only bounds are known: they save
+nothing of i, or all of it. A slice of Llama 3 8B has its own counts, times recorded milliseconds of GPT-2 1558M over
+that run's: of flop for GEMMs, of bytes, of launches. Attention's flop are scaled by `head_share` besides.
 
 Assumed: other kernels keep the bytes a second that they reach together; GEMMs keep their rate, though at 700 W a step
 with fewer other kernels draws more power, and clocks fall.
@@ -38,7 +41,8 @@ from benchmarks.simulated_step import CountedStep, HostSeconds, LaunchKind, Logg
 from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
-from reference_runs.run import Workload
+from reference_runs.machine_model import machine_model
+from reference_runs.run import ProductFormat, Workload
 from suite.first_hour.measurements import all_together, measurements, possible
 from suite.first_hour.part import StepOnPaper
 from suite.job.options import KernelChoice, Optimization, StepOptions
@@ -46,14 +50,22 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.profile import decode
 from suite.paths import ROOT
 from suite.predict.analytic.flop import executed_model_flop
+from suite.predict.analytic.layer_time import attention_work, product_times
+from suite.predict.analytic.machine import head_share
+from suite.predict.machine_model.model import run_machine
 from suite.predict.simulation.cost_model import CostModel
 from suite.predict.simulation.launched_options import device_options
 from suite.predict.simulation.operator_calls import micro_batch_calls
 from suite.predict.simulation.optimizations import RULES
-from suite.predict.simulation.step_time import step_seconds
+from suite.predict.simulation.step_time import epilogue_seconds, step_seconds
 from suite.report.tables import MARKDOWN, table
+from suite.reproduce.request import Request
+from suite.reproduce.sheet_shares import layer_model_flop
+from suite.reproduce.slice_plan import slice_plan
 
-PLAIN, DEFAULT, ALL, TRITON = "none", "default", "all", "triton"
+PLAIN, DEFAULT, ALL, TRITON, FP8 = "none", "default", "all", "triton", "fp8-current"
+GRAPH = Optimization.MICRO_BATCH_GRAPH.value
+SLICE, SLICE_LAYERS, LIKE_SLICE = "llama3.1-8b", 4, "gpt2-1558m"
 HOST_STEPS = 9
 COUNTED_MICRO_BATCHES = 2
 COUNTED_LAYERS = (2, 4)  # all further layers are alike
@@ -129,6 +141,15 @@ class Counts(NamedTuple):
         return self._of_all(_moved)
 
     @property
+    def gemm_flop(self) -> float:
+        """Flop of the GEMMs of a micro-batch."""
+        return self._of_all(
+            lambda counted: (
+                sum(2 * M * N * K * times for M, N, K, times in counted.step.products) / counted.micro_batches
+            )
+        )
+
+    @property
     def layer_bytes(self) -> float:
         """The same of one layer."""
         return (_moved(self.more) - _moved(self.fewer)) / (COUNTED_LAYERS[1] - COUNTED_LAYERS[0])
@@ -159,12 +180,17 @@ def _moved(counted: CountedStep) -> float:
 
 
 class SavedMilliseconds(NamedTuple):
-    """Milliseconds that are saved by moving fewer bytes, by fewer launches, in the update of a step, and by GEMMs."""
+    """Milliseconds that are saved by moving fewer bytes, by fewer launches, in the update of a step, and by GEMMs.
+
+    Args:
+        gemms: which GEMMs take less time.
+    """
 
     by_bytes: float
     by_launches: float
     in_update: float
     by_gemms: float = 0.0
+    gemms: str = "GEMMs of weight gradients, at best"
 
     def of_step(self, micro_batches: int) -> float:
         return micro_batches * (self.by_bytes + self.by_launches + self.by_gemms) + self.in_update
@@ -175,7 +201,7 @@ class SavedMilliseconds(NamedTuple):
             "bytes of other kernels": micro_batches * self.by_bytes,
             "time between kernels": micro_batches * self.by_launches,
             "bytes of the update": self.in_update,
-            "GEMMs of weight gradients, at best": micro_batches * self.by_gemms,
+            self.gemms: micro_batches * self.by_gemms,
         }
         name = max(parts, key=lambda part: abs(parts[part]))
         return (
@@ -209,11 +235,18 @@ class OnProfile(NamedTuple):
 
     Args:
         milliseconds: of the whole step, as the suite predicts it.
+        epilogues: milliseconds of it that are 0 if the arithmetic of GEMMs hides what their epilogues move.
         slower_weight_gradients: milliseconds of a micro-batch, see the module.
     """
 
     milliseconds: float
+    epilogues: float
     slower_weight_gradients: float
+
+    @property
+    def words(self) -> str:
+        hidden = f" ({self.milliseconds - self.epilogues:,.0f})" if self.epilogues else ""
+        return f"{self.milliseconds:,.0f}{hidden}"
 
 
 def on_profile(run: str, names: str, micro_batches: int) -> OnProfile:
@@ -238,7 +271,8 @@ def on_profile(run: str, names: str, micro_batches: int) -> OnProfile:
         for variant in ("TN", "NN")
     }
     (step,) = step_seconds(profile, workload, options)
-    return OnProfile(1e3 * step.step, 1e3 * (of_variants["TN"] - of_variants["NN"]))
+    moving = epilogue_seconds(profile, workload, options)
+    return OnProfile(1e3 * step.step, 1e3 * moving, 1e3 * (of_variants["TN"] - of_variants["NN"]))
 
 
 def micro_batch_of(run: str) -> int:
@@ -255,9 +289,9 @@ def utilisation(run: str, milliseconds: float, micro_batches: int) -> float:
 
 
 def without_graph(names: str) -> str:
-    """The same set without CUDA graphs, whose kernels no host launches and nothing counts; that one alone stays."""
-    others = [name for name in names.split(",") if name != Optimization.MICRO_BATCH_GRAPH.value]
-    return ",".join(others) or names
+    """The same set without CUDA graphs, whose kernels are the same, but no host launches them and nothing counts."""
+    others = [name for name in names.split(",") if name != GRAPH]
+    return ",".join(others) or PLAIN
 
 
 def counts(run: str, how: str, directory: Path) -> Counts:
@@ -268,8 +302,9 @@ def counts(run: str, how: str, directory: Path) -> Counts:
     """
     kept = directory / f"{run}__{how.replace(',', '+')}.json"
     if not kept.exists():
-        options = ["--kernels", TRITON, "--optimizations", PLAIN] if how == TRITON else ["--optimizations", how]
-        step = ["-m", "benchmarks.simulated_step", run, "--micro-batches", str(COUNTED_MICRO_BATCHES), *options]
+        named = {TRITON: ["--kernels", TRITON, "--optimizations", PLAIN], FP8: ["--gemm-dtype", FP8]}
+        step = ["-m", "benchmarks.simulated_step", run, *named.get(how, ["--optimizations", how])]
+        step += ["--slice"] if run == SLICE else ["--micro-batches", str(COUNTED_MICRO_BATCHES)]
         log = directory / f"{kept.stem}.log"
         step += ["--layers", *map(str, COUNTED_LAYERS), "--host-seconds", str(HOST_STEPS)]
         lines = _simulated("--log", str(log), "--", "python", *step)
@@ -278,7 +313,8 @@ def counts(run: str, how: str, directory: Path) -> Counts:
     lines = kept.read_text(encoding="utf-8").splitlines()
     fewer, more = (msgspec.json.decode(line, type=CountedStep) for line in lines[::2])
     hosts = (msgspec.json.decode(line, type=HostSeconds) for line in lines[1::2])
-    return Counts(reference_run(run).architecture.layers, fewer, more, *hosts)
+    layers = SLICE_LAYERS if run == SLICE else reference_run(run).architecture.layers
+    return Counts(layers, fewer, more, *hosts)
 
 
 def _simulated(*words: str) -> list[str]:
@@ -288,23 +324,28 @@ def _simulated(*words: str) -> list[str]:
 
 
 def hows(run: str) -> dict[str, str]:
-    """Sets of optimizations that are compared: none, each whose package is here, the default ones, all; Triton's."""
+    """Sets of optimizations that are compared: none, each whose package is here, default, all; Triton's, and FP8."""
+    if run == SLICE:
+        return {DEFAULT: DEFAULT}
     alone, usual = all_together(run), [name.value for name in possible(run) if RULES[name].is_default]
     sets = {PLAIN: PLAIN, **{name: name for name in alone}, TRITON: TRITON}
-    return sets | {DEFAULT: ",".join(usual) or PLAIN, ALL: ",".join(alone)}
+    sets |= {DEFAULT: ",".join(usual) or PLAIN, ALL: ",".join(alone)}
+    return sets | ({FP8: FP8} if run == LIKE_SLICE else {})
 
 
 TITLES = (
     *("optimizations", "GEMMs", "attention", "compiled", "others"),
-    *("MB a layer", "GB", "update, GB", "host, ms", "step, ms", "measured", "MFU", "saves most", "by the profile"),
+    *("MB a layer", "GB", "update, GB", "host, ms"),
 )
 
 
 def saved_by(run: str, how: str, of: dict[str, Counts]) -> SavedMilliseconds:
     """Milliseconds that a set of optimizations saves of a run's recorded step."""
     names = hows(run)[how]
-    if names == Optimization.MICRO_BATCH_GRAPH.value:
-        return SavedMilliseconds(0.0, 0.0, 0.0)
+    if names == FP8:
+        faster = RECORDED[run].gemms * (1 - fp8_share_of_gemms(run))
+        saved = saving(RECORDED[run], of[PLAIN], of[how], by_gemms=faster)
+        return saved._replace(gemms="GEMMs, by the machine model")
     tuned = Optimization.TUNED_GEMMS.value in names.split(",")
     gemms = on_profile(run, names, STEPS[run][0][1]).slower_weight_gradients if tuned else 0.0
     more = epilogue_bytes(run) if Optimization.EPILOGUES.value in names.split(",") else 0.0
@@ -321,36 +362,117 @@ def epilogue_bytes(run: str) -> float:
 
 
 def run_table(run: str, of: dict[str, Counts]) -> str:
-    """A table for each batch of a run: launches, bytes and host's milliseconds of a micro-batch, the step on paper."""
-    recorded = RECORDED[run]
-    parts = []
-    for name, micro_batches in STEPS[run]:
-        rows = []
-        for how, own in of.items():
-            if how == Optimization.MICRO_BATCH_GRAPH.value:  # of a graph's kernels nothing is counted
-                continue
-            saved = saved_by(run, how, of)
-            step = step_milliseconds(recorded, saved, micro_batches)
-            kinds = (LaunchKind.PRODUCT, LaunchKind.ATTENTION, LaunchKind.COMPILED)
-            numbers = [own.launches(kind) for kind in kinds]
-            measured = MEASURED.get((name, how))
-            rows.append(
-                [
-                    how,
-                    *(f"{number:,.0f}" for number in (*numbers, own.launches() - sum(numbers))),
-                    f"{own.layer_bytes / 1e6:,.0f}",
-                    f"{own.bytes / 1e9:,.1f}",
-                    f"{own.update_bytes / 1e9:,.1f}",
-                    host_words(own),
-                    f"{step:,.0f}",
-                    "-" if measured is None else f"{measured:,.0f}",
-                    f"{utilisation(run, step, micro_batches):.1%}",
-                    "-" if how == PLAIN else saved.words(micro_batches),
-                    "-" if how == TRITON else f"{on_profile(run, hows(run)[how], micro_batches).milliseconds:,.0f}",
-                ]
-            )
-        parts.append(f"### {name}: {micro_batches} micro-batches a step\n\n{table(rows, TITLES, style=MARKDOWN)}\n")
-    return "\n".join(parts)
+    """A run's launches, bytes and host's milliseconds of a micro-batch, and its steps on paper for each batch."""
+    batches = STEPS[run]
+    rows = []
+    for how, own in of.items():
+        numbers = [own.launches(kind) for kind in (LaunchKind.PRODUCT, LaunchKind.ATTENTION, LaunchKind.COMPILED)]
+        saved = saved_by(run, how, of)
+        rows.append(
+            [
+                how,
+                *(f"{number:,.0f}" for number in (*numbers, own.launches() - sum(numbers))),
+                f"{own.layer_bytes / 1e6:,.0f}",
+                f"{own.bytes / 1e9:,.1f}",
+                f"{own.update_bytes / 1e9:,.1f}",
+                host_words(own),
+                *(words for name, number in batches for words in step_words(name, run, how, saved, number)),
+                "-" if how == PLAIN else saved_words(run, how, saved, batches[0][1]),
+            ]
+        )
+    heading = "; ".join(f"{name}: {number} micro-batches a step" for name, number in batches)
+    steps = (title for name, _ in batches for title in (f"{name}, ms", f"{name}, MFU"))
+    return f"### {heading}\n\n{table(rows, (*TITLES, *steps, f'{batches[0][0]} saves most'), style=MARKDOWN)}\n"
+
+
+def step_words(name: str, run: str, how: str, saved: SavedMilliseconds, micro_batches: int) -> tuple[str, str]:
+    """A step's milliseconds and its MFU, of which FP8 has none."""
+    steps, measured = bounds(run, how, saved, micro_batches), MEASURED.get((name, how))
+    shares = [utilisation(run, step, micro_batches) for step in reversed(steps)]
+    return (
+        " to ".join(f"{step:,.0f}" for step in steps) + (f" (measured {measured:,.0f})" if measured else ""),
+        "-" if how == FP8 else " to ".join(f"{share:.1%}" for share in shares),
+    )
+
+
+def bounds(run: str, how: str, saved: SavedMilliseconds, micro_batches: int) -> list[float]:
+    """Milliseconds of a step; with CUDA graphs alone those without any time between kernels, and those with all."""
+    step = step_milliseconds(RECORDED[run], saved, micro_batches)
+    return [step - micro_batches * RECORDED[run].idle, step] if how == GRAPH else [step]
+
+
+def saved_words(run: str, how: str, saved: SavedMilliseconds, micro_batches: int) -> str:
+    """The largest of what is saved, in words."""
+    if how == GRAPH:
+        return f"time between kernels: 0 to {micro_batches * RECORDED[run].idle:+,.1f} ms saved"
+    return saved.words(micro_batches)
+
+
+def profile_table() -> str:
+    """Steps on the recorded profile of the sets that change them; in parentheses: all bytes of epilogues hidden."""
+    columns = [(run, *step) for run, steps in STEPS.items() for step in steps]
+    rows: dict[str, list[str]] = {}
+    for run, _, micro_batches in columns:
+        for how, names in hows(run).items():
+            if how not in (TRITON, FP8):
+                rows.setdefault(how, [how]).append(on_profile(run, names, micro_batches).words)
+    titles = ("optimizations", *(f"{name}: {number} micro-batches" for _, name, number in columns))
+    changed = [row for how, row in rows.items() if how == PLAIN or row[1:] != rows[PLAIN][1:]]
+    return table(changed, titles, style=MARKDOWN)
+
+
+def slice_workload() -> Workload:
+    """Workload of the slice, as one GPU executes it."""
+    return slice_plan(Request(name=SLICE, slice=True, layers=SLICE_LAYERS, device="cuda")).workload
+
+
+def sliced_step(own: Counts, plain: Counts) -> RecordedStep:
+    """Milliseconds of a slice's step at the recorded rates of the plain run, without the host's between steps.
+
+    Args:
+        own, plain: counts of the slice and of the run.
+    """
+    recorded, run = RECORDED[LIKE_SLICE], reference_run(LIKE_SLICE)
+    flop = [
+        own.layers * _attention_flop(slice_workload()),
+        plain.layers * _attention_flop(Workload(run.architecture, run.recipe, run.recorded_layout or Layout())),
+    ]
+    return RecordedStep(
+        gemms=recorded.gemms * own.gemm_flop / plain.gemm_flop,
+        attention=recorded.attention * flop[0] / flop[1],
+        others=recorded.others * own.bytes / plain.bytes,
+        idle=recorded.idle * own.gaps / plain.gaps,
+        update=recorded.update * own.update_bytes / plain.update_bytes,
+        between_steps=0.0,
+    )
+
+
+def _attention_flop(workload: Workload) -> float:
+    """Flop of a layer's attention, forward, over the share of its rate that the size of heads leaves."""
+    hopper = machine_model().families["hopper"].exponential_flop
+    return attention_work(workload).flop / head_share(workload.architecture, hopper)
+
+
+def slice_on_paper(own: Counts, plain: Counts) -> StepOnPaper:
+    """The step of the slice, and the MFU of its layers."""
+    step = sliced_step(own, plain)
+    one, none = (sliced_step(own._replace(layers=layers), plain).micro_batch for layers in (1, 0))
+    rate = layer_model_flop(slice_workload(), stage=0) / (1e-3 * (one - none))
+    mfu = rate / dense_peak_flop_per_second(accelerator("h100-sxm"), "bf16")
+    whole = step.micro_batch + step.update
+    parts = sorted(SLICE_PARTS, key=lambda part: -getattr(step, part))
+    shares = [f"{SLICE_PARTS[part]} {getattr(step, part) / whole:.0%}" for part in parts]
+    return StepOnPaper(round(whole, 1), f"{', '.join(shares)}; layers alone: MFU {mfu:.1%}; {TORCHTITAN}")
+
+
+SLICE_PARTS = {
+    "gemms": "GEMMs",
+    "attention": "attention",
+    "others": "bytes of other kernels",
+    "idle": "time between kernels",
+    "update": "bytes of the update",
+}
+TORCHTITAN = "torchtitan's whole run: 33.7% eager, 39.0% compiled"  # docs/slices.md
 
 
 def host_words(own: Counts) -> str:
@@ -373,30 +495,27 @@ def on_paper(run: str, of: dict[str, Counts]) -> Iterator[tuple[str, StepOnPaper
             if how == PLAIN:
                 bound = largest_part(recorded)
             else:
-                bound = saved.words(micro_batches) if measured is None else "measured with earlier kernels"
-            if words in parts and how != Optimization.MICRO_BATCH_GRAPH.value:  # what it gains is not predicted
+                said = saved_words(run, how, saved, micro_batches)
+                bound = said if measured is None else "measured with earlier kernels"
+            if words in parts:
                 yield words, StepOnPaper(round(milliseconds if measured is None else measured, 1), bound)
-        if f"{name} {FP8}" in parts:
-            plain = step_milliseconds(recorded, SavedMilliseconds(0.0, 0.0, 0.0), micro_batches)
-            share = in_fp8(run, micro_batches)
-            yield f"{name} {FP8}", StepOnPaper(round(plain * share, 1), f"{share:.0%} of plain, by the machine model")
 
 
-FP8 = "fp8-current"
-
-
-def in_fp8(run: str, micro_batches: int) -> float:
-    """The step with FP8 GEMMs over that in 16 bits, as `predict` has them of one H100."""
-    words = ["predict", run, "--on", "h100-sxm", "--gpus", "1", "--stack", "this-suite", "--json"]
-    words += ["--batch", str(micro_batches * micro_batch_of(run))]
-    steps: list[float] = []
-    for of_format in ("none", FP8):
-        command = [sys.executable, "-m", "suite", *words, "--gemm-dtype", of_format]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)  # 1: it does not fit
-        figures = msgspec.json.decode(done.stdout)["figures"]
-        whole = (each["left"] for each in figures if each["quantity"] == "step_seconds" and each["term"] is None)
-        steps.append(next(whole))
-    return steps[1] / steps[0]
+def fp8_share_of_gemms(run: str) -> float:
+    """Seconds of a micro-batch's GEMMs with layers in FP8 over those in 16 bits, by the machine model of an H100."""
+    of, seconds = reference_run(run), []
+    for product_format in (ProductFormat.NONE, ProductFormat.FP8_CURRENT):
+        recipe = msgspec.structs.replace(of.recipe, product_format=product_format)
+        found = run_machine(
+            None, recipe.precision, product_format, ranks=1, accelerator_name="h100-sxm", stack_name="this-suite"
+        )
+        assert found is not None
+        assert found.machine is not None
+        times = product_times(Workload(of.architecture, recipe, of.recorded_layout or Layout()), found.machine)
+        head = times.pop("head")
+        layer = sum(time.forward_seconds + time.backward_seconds for part, time in times.items() if part != "attention")
+        seconds.append(of.architecture.layers * layer + head.forward_seconds + head.backward_seconds)
+    return seconds[1] / seconds[0]
 
 
 def largest_part(recorded: RecordedStep) -> str:
@@ -415,25 +534,41 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "benchmarks.expected_steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--counts", type=Path, required=True, help="directory of the counts")
+    asked_for = parser.add_mutually_exclusive_group(required=True)
+    asked_for.add_argument("--counts", type=Path, help="directory of the counts")
+    asked_for.add_argument("--profile", action="store_true", help="print the steps on the recorded profile")
     parser.add_argument("--toml", type=Path, help="file that is written in place of the tables")
-    parser.add_argument("--runs", nargs="+", default=[*RECORDED], help="gpt2-124m, gpt2-1558m (default: both)")
+    parser.add_argument("--runs", nargs="+", default=[*RECORDED, SLICE], help="which of these (default: all)")
+    parser.add_argument("--only", nargs="+", metavar="SET", help="sets of GPT-2 besides none (default: all)")
     asked = parser.parse_args(arguments)
+    if asked.profile:
+        print(profile_table())
+        return 0
     asked.counts.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Counts]] = {}
     for run in asked.runs:
         found[run] = {}
         for how, names in hows(run).items():
+            if asked.only and run != SLICE and how not in (PLAIN, *asked.only):
+                continue
             try:
                 found[run][how] = counts(run, without_graph(names), asked.counts)
             except subprocess.CalledProcessError:
                 print(f"left out: {run} with {how}", file=sys.stderr)
+    sliced = found.pop(SLICE, {})
+    papers = {name: step for run, of in found.items() for name, step in on_paper(run, of)}
+    if sliced and PLAIN in found.get(LIKE_SLICE, {}):
+        papers[f"{SLICE} slice"] = slice_on_paper(sliced[DEFAULT], found[LIKE_SLICE][PLAIN])
     if asked.toml is None:
         print("\n".join(run_table(run, of) for run, of in found.items()))
+        print(papers.get(f"{SLICE} slice", ""))
         return 0
+    if asked.toml.exists():
+        papers = msgspec.toml.decode(asked.toml.read_bytes(), type=dict[str, StepOnPaper]) | papers
     lines = [HEAD]
-    for run, of in found.items():
-        for name, step in on_paper(run, of):
+    for name in (part.name for part in measurements(short=False)):
+        if name in papers:
+            step = papers[name]
             lines.append(f'["{name}"]\nmilliseconds = {step.milliseconds}\nbound_by = "{step.bound_by}"\n')
     asked.toml.write_text("\n".join(lines), encoding="utf-8")
     return 0

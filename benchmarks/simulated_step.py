@@ -34,14 +34,17 @@ from torch.utils._pytree import tree_leaves
 from reference_runs.accelerator import SIMULATED
 from reference_runs.catalog import accumulation
 from suite.execute.measure.counters import ObservingMode
+from suite.execute.parallel.fake_group import join_fake_group
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.captured_step import CapturedSteps
+from suite.execute.training.slice_step import SliceSteps
 from suite.execute.training.step import Steps
 from suite.job.options import KernelChoice, Optimization
-from suite.reproduce.plan import corpus_for, job_for, plan
+from suite.reproduce.plan import Plan, corpus_for, job_for, plan
 from suite.reproduce.request import Request
+from suite.reproduce.slice_plan import slice_plan, slice_tokens
 
 LOG = "SIMULATED_CUDA_LOG"  # names the device's log
 STEPS = 64  # for which batches are made ahead; fewer are taken
@@ -168,7 +171,10 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
 
 
 # matrix multiplications are counted by their shape, the others move nothing
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear_gelu", "linear_gelu_backward", "linear_gradients")
+_PRODUCTS = (
+    *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
+    *("linear_gelu", "linear_gelu_backward", "linear_gradients"),
+)
 _LEFT_OUT = (*_PRODUCTS, "empty", "empty_like", "empty_strided", "new_empty", "record_stream")
 _ATTENTION = ("_scaled_dot_product", "packed_attention")
 
@@ -232,7 +238,7 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         layers, micro_batches: of the step; 0: as recorded.
-        optimizations, kernels: as of `reproduce`.
+        optimizations, kernels, gemm_dtype, slice: as of `reproduce`.
     """
 
     run: str
@@ -240,37 +246,51 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int = 0
     optimizations: str | None = None
     kernels: str = KernelChoice.TORCH.value
+    gemm_dtype: str | None = None
+    slice: bool = False
 
 
-@contextmanager
-def prepared(asked: StepRequest, scratch: Path) -> Iterator[Steps]:
-    """The steps of the recorded run on one GPU, as its ranks execute them."""
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    torch._inductor.config.benchmark_kernel = LOG in os.environ  # keeps each kernel's bytes, and takes time
+def _planned(asked: StepRequest, scratch: Path) -> Plan:
     request = Request(
         name=asked.run,
-        layout="dp1",
         device="cuda",
         steps=STEPS,
         optimizations=asked.optimizations,
         kernels=asked.kernels,
+        products=asked.gemm_dtype,
         results=scratch,
     )
+    if asked.slice:
+        return slice_plan(msgspec.structs.replace(request, slice=True, layers=asked.layers or None))
+    request = msgspec.structs.replace(request, layout="dp1")
     whole = plan(request)
     if asked.micro_batches:
         batch = asked.micro_batches * whole.layout.micro_batch
         whole = plan(msgspec.structs.replace(request, global_batch=batch))
     architecture = msgspec.structs.replace(whole.architecture, layers=asked.layers or whole.architecture.layers)
-    planned = msgspec.structs.replace(whole, architecture=architecture)
-    job = job_for(planned, corpus_for(planned, None), str(scratch))
+    return msgspec.structs.replace(whole, architecture=architecture)
+
+
+@contextmanager
+def prepared(asked: StepRequest, scratch: Path) -> Iterator[Steps]:
+    """The steps of the recorded run on one GPU, or of a slice of it, as its ranks execute them."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    torch._inductor.config.benchmark_kernel = LOG in os.environ  # keeps each kernel's bytes, and takes time
+    planned = _planned(asked, scratch)
+    corpus = slice_tokens(planned) if planned.slice else corpus_for(planned, None)
+    job = job_for(planned, corpus, str(scratch))
     torch.backends.cuda.enable_math_sdp(False)
-    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not export it by name
-    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+    if job.slice:
+        join_fake_group(job.slice.rank, job.layout.ranks)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not export it by name
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
     prepare_arithmetic(job.recipe.precision, device)
     mesh = device_mesh(job.layout, "cuda")
     try:
-        kind = CapturedSteps if Optimization.MICRO_BATCH_GRAPH in job.training_options.optimizations else Steps
+        captured = Optimization.MICRO_BATCH_GRAPH in job.training_options.optimizations
+        kind = SliceSteps if job.slice else CapturedSteps if captured else Steps
         yield kind(job, parallelize(job, mesh=mesh, device=device), mesh, device)
     finally:
         dist.destroy_process_group()
@@ -342,6 +362,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--micro-batches", type=int, default=0, help="of a step (default: as recorded)")
     parser.add_argument("--optimizations", help="none, default, or names with commas between them (default: default)")
     parser.add_argument("--kernels", default=KernelChoice.TORCH.value, help="torch or triton (default: torch)")
+    parser.add_argument("--gemm-dtype", help="GEMM format of linear layers: none or fp8-current (default: the run's)")
+    parser.add_argument("--slice", action="store_true", help="count a slice of the run: one micro-batch and an update")
     parser.add_argument("--host-seconds", type=int, default=0, metavar="STEPS", help="steps whose host is timed")
     given = vars(parser.parse_args(arguments))
     timed = given.pop("host_seconds")

@@ -136,11 +136,13 @@ def _whole_batch(how: str, options: Sequence[str], short: bool) -> HourPart:
 def _llama(short: bool) -> HourPart:
     """Few layers of Llama 3 8B with embedding and head, whose share of the peak torchtitan's is held against."""
     options = ("--slice", "--device", "cuda", "--layers", "1" if short else "4", "--steps", "6" if short else "20")
+    name = f"{LAYERS_OF} slice"
     return HourPart(
-        name=f"{LAYERS_OF} slice",
+        name=name,
         kind=PartKind.REPRODUCE,
         shows="the share of a GPU's peak that layers of Llama 3 8B reach",
         arguments=reproduce_arguments(LAYERS_OF, *options),
         seconds=240.0,
         needs_cuda=True,
+        expected=expected_steps().get(name),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,20 +77,23 @@ def test_a_sum_computed_with_the_next_norm_saves_passes_over_the_hidden_states(r
 
 @RUNS
 def test_epilogues_take_gelu_and_sums_over_tokens_from_the_compiled_kernels(run: str, scratch: Path) -> None:
-    """With M tokens, D hidden states, F of the expansion, in bf16: GELU moves 4 M F bytes and its gradient 6 M F.
+    """Five kernels of a layer are gone. With M tokens, D hidden states, F of the expansion, in bf16 they move:
 
-    Gradients of biases read 2 M (3 D + D + D) more; that of the expansion's is read beside GELU's gradient.
+        4 M F + 6 M F           GELU, and its gradient
+        2 M F + 6 M D + 2 M D   gradients of the biases of expansion, queries with keys and values, projection
+
+    That of the contraction is summed in a kernel that stays. Partial sums add less than half a pass over hidden states.
     """
     plain, fused = counted(run, scratch, "none"), counted(run, scratch, "epilogues")
     architecture, layout = reference_run(run).architecture, reference_run(run).layout
-    tokens = layout.micro_batch * architecture.sequence
-    least = 10 * tokens * architecture.ffn_hidden + 10 * tokens * architecture.hidden
-    passes = LAYERS * plain.micro_batches
-    assert least <= (plain.compiled_bytes - fused.compiled_bytes) / passes <= 1.2 * least
+    pass_bytes = 2 * layout.micro_batch * architecture.sequence * architecture.hidden
+    layers = LAYERS * plain.micro_batches
+    saved = (plain.compiled_bytes - fused.compiled_bytes) / layers
+    assert round(saved / pass_bytes) == 6 * architecture.ffn_hidden / architecture.hidden + 4
     assert plain.step.products == fused.step.products
-    gone = {kind: (plain.step.launches[kind] - fused.step.launches[kind]) / passes for kind in plain.step.launches}
-    assert gone[LaunchKind.COMPILED] == 5
-    assert min(gone.values()) >= 0
+    gone = {kind: (plain.step.launches[kind] - fused.step.launches[kind]) / layers for kind in plain.step.launches}
+    of_pytorch = dict.fromkeys((LaunchKind.OTHER, LaunchKind.CAST, LaunchKind.FILL), 1)
+    assert {kind: number for kind, number in gone.items() if number} == {LaunchKind.COMPILED: 5, **of_pytorch}
 
 
 @RUNS
@@ -126,5 +130,10 @@ def test_a_captured_micro_batch_is_two_launches_of_the_host(run: str, scratch: P
     for kind in (LaunchKind.PRODUCT, LaunchKind.ATTENTION, LaunchKind.COMPILED):
         assert plain.step.launches[kind] > 0
         assert kind not in captured.step.launches
-    launched = sum(captured.step.launches.values())
-    assert launched < sum(plain.step.launches.values()) / 10
+    besides = Counter(captured.step.launches)
+    besides.subtract(captured.update.launches)
+    del besides[LaunchKind.TENSOR_LISTS]  # zeros of the gradients, by their sizes
+    # of a micro-batch tokens and targets go to the device, then to where the graph reads them, and its loss is copied;
+    # the step's losses are stacked and added
+    each = {LaunchKind.TRANSFER: 2 * captured.micro_batches, LaunchKind.CAST: 3 * captured.micro_batches}
+    assert besides == {**each, LaunchKind.OTHER: 2}
