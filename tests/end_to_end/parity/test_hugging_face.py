@@ -14,36 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from reference_runs.catalog import reference_run
 from reference_runs.run import (
@@ -57,6 +28,7 @@ from reference_runs.run import (
     RotaryScaling,
 )
 from suite.execute.model.decoder import Decoder
+from tests.support.configurations import configuration_of
 from tests.support.launches import FP32_WITHOUT_DROPOUT
 
 pytestmark = pytest.mark.ranks
@@ -191,178 +163,35 @@ def shape_of(name: str, size: dict[str, int]) -> Architecture:
     )
 
 
-def bloom(a: Architecture) -> nn.Module:
-    return BloomForCausalLM(
-        BloomConfig(
-            vocab_size=a.vocabulary,
-            hidden_size=a.hidden,
-            n_layer=a.layers,
-            n_head=a.heads,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            attn_implementation="eager",
-        )
-    )
+# What a configuration of a family says beyond those of `configuration_of`; by whose keys it is described, if not its own
+KEYS_OF = {
+    **dict.fromkeys(("qwen2", "olmo2", "gemma"), "llama"),
+    **{"qwen2_moe": "qwen3_moe", "deepseek_v2": "deepseek_v3"},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "opt": {"dropout": 0.0},
+    "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    "olmo2": {"pad_token_id": None},  # whose row would have no gradient
+    "gemma": {"hidden_activation": "gelu_pytorch_tanh", "pad_token_id": None},
+}
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # PyTorch's grouped GEMM refuses odd sizes
 
 
-def opt(a: Architecture) -> nn.Module:
-    return OPTForCausalLM(
-        OPTConfig(
-            vocab_size=a.vocabulary,
-            hidden_size=a.hidden,
-            word_embed_proj_dim=a.hidden,
-            num_hidden_layers=a.layers,
-            num_attention_heads=a.heads,
-            ffn_dim=a.ffn_hidden,
-            max_position_embeddings=a.sequence,
-            dropout=0.0,
-            attn_implementation="eager",
-        )
-    )
-
-
-def gpt_neox(a: Architecture) -> nn.Module:
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=a.vocabulary,
-            hidden_size=a.hidden,
-            num_hidden_layers=a.layers,
-            num_attention_heads=a.heads,
-            intermediate_size=a.ffn_hidden,
-            hidden_act="gelu" if a.activation is Activation.GELU else "gelu_new",
-            max_position_embeddings=a.sequence,
-            use_parallel_residual=True,
-            tie_word_embeddings=False,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": a.rotary_base,
-                "partial_rotary_factor": (a.rotary_dim or 0) / a.head_dim,
-            },
-            attn_implementation="eager",
-        )
-    )
-
-
-def gpt2(a: Architecture) -> nn.Module:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=a.vocabulary,
-            n_embd=a.hidden,
-            n_layer=a.layers,
-            n_head=a.heads,
-            n_positions=a.sequence,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            activation_function="gelu_new",
-            attn_implementation="eager",
-        )
-    )
-
-
-def llama_sizes(a: Architecture) -> dict[str, Any]:
-    """Keys that the configurations of Llama and Qwen share."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
-    if a.rotary_scaling_factor is not None:
-        yarn = a.rotary_scaling is not RotaryScaling.BANDS
-        rope |= {
-            "rope_type": "yarn" if yarn else "llama3",
-            "factor": a.rotary_scaling_factor,
-            "beta_slow" if yarn else "low_freq_factor": a.rotary_scaling_low,
-            "beta_fast" if yarn else "high_freq_factor": a.rotary_scaling_high,
-            "original_max_position_embeddings": a.rotary_scaling_sequence,
-        }
-        if a.rotary_scaling is RotaryScaling.YARN_UNROUNDED:
-            rope["truncate"] = False
+def model_of(kind: str, a: Architecture) -> Any:
+    """The model that transformers makes of the configuration of this shape."""
+    values = configuration_of(a, KEYS_OF.get(kind, kind)) | MORE.get(kind, {}) | {"model_type": kind}
+    if values.get("head_dim", a.head_dim) is None:
+        del values["head_dim"]  # DeepSeek's is the rotated part
+    if rope := values.get("rope_scaling"):
+        rope.pop("attention_factor", None)  # transformers computes it
+        values["max_position_embeddings"] = max(a.sequence, a.rotary_scaling_sequence or 0)
         if a.score_scale is not None:  # DeepSeek's; rotated queries and keys by the ratio of both
             rope |= {"mscale": 0.707, "mscale_all_dim": 1.0}
-    return {
-        "vocab_size": a.vocabulary,
-        "hidden_size": a.hidden,
-        "num_hidden_layers": a.layers,
-        "num_attention_heads": a.heads,
-        "num_key_value_heads": a.kv_heads,
-        "head_dim": a.head_dim,
-        "intermediate_size": a.ffn_hidden,
-        "max_position_embeddings": max(a.sequence, a.rotary_scaling_sequence or 0),
-        "rms_norm_eps": a.norm_epsilon,
-        "tie_word_embeddings": False,
-        "rope_parameters": rope,
-        "attn_implementation": "eager",
-    }
-
-
-def llama(a: Architecture) -> nn.Module:
-    return LlamaForCausalLM(LlamaConfig(**llama_sizes(a)))
-
-
-def qwen2(a: Architecture) -> nn.Module:
-    return Qwen2ForCausalLM(Qwen2Config(**llama_sizes(a)))
-
-
-def qwen3(a: Architecture) -> nn.Module:
-    return Qwen3ForCausalLM(Qwen3Config(**llama_sizes(a)))
-
-
-def olmo2(a: Architecture) -> nn.Module:
-    return Olmo2ForCausalLM(Olmo2Config(**llama_sizes(a), pad_token_id=None))  # whose row would have no gradient
-
-
-EXPERT_BY_EXPERT = {"experts_implementation": "eager"}  # PyTorch's grouped product refuses odd sizes
-
-
-def mixtral(a: Architecture) -> nn.Module:
-    sizes = {"num_local_experts": a.experts, "num_experts_per_tok": a.experts_per_token}
-    return MixtralForCausalLM(MixtralConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes | {"sliding_window": None}))
-
-
-def qwen3_moe(a: Architecture) -> nn.Module:
-    sizes = {"num_experts": a.experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": True}
-    sizes |= {"moe_intermediate_size": a.expert_width, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes))
-
-
-def qwen2_moe(a: Architecture) -> nn.Module:
-    sizes = {"num_experts": a.experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": False}
-    sizes |= {"moe_intermediate_size": a.expert_width, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    sizes |= {"shared_expert_intermediate_size": a.shared_experts * a.expert_width}
-    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes))
-
-
-def gemma(a: Architecture) -> nn.Module:
-    names = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "pad_token_id": None}
-    return GemmaForCausalLM(GemmaConfig(**llama_sizes(a) | names))
-
-
-def deepseek_sizes(a: Architecture) -> dict[str, Any]:
-    """Keys that the configurations of DeepSeek-V2 and V3 share; their head_dim is the rotated part."""
-    assert a.rotary_dim is not None
-    sizes = llama_sizes(a) | EXPERT_BY_EXPERT
-    del sizes["head_dim"]
-    return sizes | {
-        "q_lora_rank": a.query_rank,
-        "kv_lora_rank": a.key_value_rank,
-        "qk_rope_head_dim": a.rotary_dim,
-        "qk_nope_head_dim": a.head_dim - a.rotary_dim,
-        "v_head_dim": a.value_head_dim,
-        "first_k_dense_replace": a.dense_layers,
-        "n_routed_experts": a.experts,
-        "n_shared_experts": a.shared_experts,
-        "num_experts_per_tok": a.experts_per_token,
-        "moe_intermediate_size": a.expert_width,
-        "n_group": a.expert_groups,
-        "topk_group": a.groups_per_token,
-        "routed_scaling_factor": a.gate_scale or 1.0,
-    }
-
-
-def deepseek_v3(a: Architecture) -> nn.Module:
-    return DeepseekV3ForCausalLM(DeepseekV3Config(**deepseek_sizes(a), norm_topk_prob=True, num_mtp_layers=0))
-
-
-def deepseek_v2(a: Architecture) -> nn.Module:
-    method = "greedy" if a.expert_groups is None else "group_limited_greedy"
-    return DeepseekV2ForCausalLM(DeepseekV2Config(**deepseek_sizes(a), topk_method=method))
+    if kind == "qwen2_moe":
+        values["shared_expert_intermediate_size"] = a.shared_experts * a.expert_width
+    if kind == "deepseek_v2":
+        values["topk_method"] = "greedy" if a.expert_groups is None else "group_limited_greedy"
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values, **EAGER))
 
 
 def by_part(weight: Tensor, a: Architecture) -> Tensor:
@@ -402,9 +231,9 @@ MEGATRON = {
     "feed_forward.expansion": "mlp.dense_h_to_4h",
     "feed_forward.contraction": "mlp.dense_4h_to_h",
 }
-FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
+FAMILIES: dict[str, tuple[str, Rename]] = {  # model_type, and the names of its tensors
     "bloom-176b": (
-        bloom,
+        "bloom",
         {
             "embedding.weight": ("transformer.word_embeddings.weight", same),
             "embedding_norm.weight": ("transformer.word_embeddings_layernorm.weight", same),
@@ -424,7 +253,7 @@ FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
         ),
     ),
     "gpt-neox-20b": (
-        gpt_neox,
+        "gpt_neox",
         {
             "embedding.weight": ("gpt_neox.embed_in.weight", same),
             "head.weight": ("lm_head.weight", same),
@@ -440,7 +269,7 @@ FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
         ),
     ),
     "gpt2-124m": (
-        gpt2,
+        "gpt2",
         {
             "embedding.weight": ("transformer.wte.weight", same),
             "position.weight": ("transformer.wpe.weight", same),
@@ -481,7 +310,7 @@ OPT_NAMES: Rename = {
     fused=same,
     linear=same,
 )
-FAMILIES["opt-175b"] = (opt, OPT_NAMES)
+FAMILIES["opt-175b"] = ("opt", OPT_NAMES)
 LLAMA_NAMES: Rename = {
     "embedding.weight": ("model.embed_tokens.weight", same),
     "final_norm.weight": ("model.norm.weight", same),
@@ -584,21 +413,22 @@ for kind, laid_out in (
     theirs_name, _ = LATENT_NAMES[f"blocks.{{}}.attention.{kind}.weight"]
     LATENT_NAMES[f"blocks.{{}}.attention.{kind}.weight"] = theirs_name, laid_out
 FAMILIES |= {
-    "llama": (llama, LLAMA_NAMES),
-    "llama-grouped": (llama, LLAMA_NAMES),
-    "llama-scaled": (llama, LLAMA_NAMES),
-    "qwen2": (qwen2, LLAMA_NAMES),
-    "qwen2-yarn": (qwen2, LLAMA_NAMES),
-    "qwen3": (qwen3, LLAMA_NAMES),
-    "olmo2": (olmo2, OLMO2_NAMES),
-    "mixtral": (mixtral, ROUTED_NAMES),
-    "qwen3-moe": (qwen3_moe, ROUTED_NAMES),
-    "gemma": (gemma, GEMMA_NAMES),
-    "qwen2-moe": (qwen2_moe, QWEN2_MOE_NAMES),
-    "deepseek-v3": (deepseek_v3, LATENT_NAMES),
-    "deepseek-v3-yarn": (deepseek_v3, LATENT_NAMES),
-    "deepseek-v2": (deepseek_v2, LATENT_NAMES),
-    "deepseek-v2-lite": (deepseek_v2, LATENT_NAMES),
+    "llama": ("llama", LLAMA_NAMES),
+    "llama-grouped": ("llama", LLAMA_NAMES),
+    "llama-scaled": ("llama", LLAMA_NAMES),
+    "qwen2": ("qwen2", LLAMA_NAMES),
+    "qwen2-yarn": ("qwen2", LLAMA_NAMES),
+    "qwen2-yarn-unrounded": ("qwen2", LLAMA_NAMES),
+    "qwen3": ("qwen3", LLAMA_NAMES),
+    "olmo2": ("olmo2", OLMO2_NAMES),
+    "mixtral": ("mixtral", ROUTED_NAMES),
+    "qwen3-moe": ("qwen3_moe", ROUTED_NAMES),
+    "gemma": ("gemma", GEMMA_NAMES),
+    "qwen2-moe": ("qwen2_moe", QWEN2_MOE_NAMES),
+    "deepseek-v3": ("deepseek_v3", LATENT_NAMES),
+    "deepseek-v3-yarn": ("deepseek_v3", LATENT_NAMES),
+    "deepseek-v2": ("deepseek_v2", LATENT_NAMES),
+    "deepseek-v2-lite": ("deepseek_v2", LATENT_NAMES),
 }
 
 
@@ -664,7 +494,7 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
     recipe = msgspec.structs.replace(reference_run(VARIED.get(name, (name,))[0]).recipe, **PLAIN)
     torch.manual_seed(3)
     ours = Decoder(architecture, recipe)
-    theirs = FAMILIES[name][0](architecture).train()
+    theirs = model_of(FAMILIES[name][0], architecture).train()
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1))
@@ -690,7 +520,7 @@ def test_the_auxiliary_loss_and_its_gradient_equal_those_of_transformers_for_a_l
     architecture = msgspec.structs.replace(shape_of("mixtral", size), layers=1)
     recipe = msgspec.structs.replace(reference_run(LLAMA).recipe, **PLAIN)
     torch.manual_seed(3)
-    ours, theirs = Decoder(architecture, recipe), mixtral(architecture).train()
+    ours, theirs = Decoder(architecture, recipe), model_of("mixtral", architecture).train()
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
