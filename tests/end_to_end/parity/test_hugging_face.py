@@ -163,7 +163,7 @@ def shape_of(name: str, size: dict[str, int]) -> Architecture:
     )
 
 
-# What a configuration of a family says beyond those of `configuration_of`; by whose keys it is described, if not its own
+# The family by whose keys `configuration_of` describes another one; and what its configurations say besides
 KEYS_OF = {
     **dict.fromkeys(("qwen2", "olmo2", "gemma"), "llama"),
     **{"qwen2_moe": "qwen3_moe", "deepseek_v2": "deepseek_v3"},

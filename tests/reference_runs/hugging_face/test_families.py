@@ -27,8 +27,9 @@ from reference_runs.errors import InputError
 from reference_runs.hugging_face.aliases import ALIASES
 from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
 from reference_runs.hugging_face.families import FAMILIES, imported
+from reference_runs.layout import Layout
 from reference_runs.sourced import Kind
-from suite.predict.analytic.parameters import parameter_count
+from suite.predict.analytic.parameters import chunk_tensors, parameter_count
 from tests.support.configurations import (
     BANDS,
     GPT_OSS,
@@ -58,8 +59,11 @@ def architecture(directory: Path, values: dict[str, Any], **options: Any) -> Arc
 
 
 def test_public_models_of_every_family_have_their_published_parameters_to_the_unit(tmp_path: Path) -> None:
-    counted = {name: parameter_count(architecture(tmp_path, values)) for name, (values, _) in PUBLISHED.items()}
-    assert counted == {name: parameters for name, (_, parameters) in PUBLISHED.items()}
+    shapes = {name: architecture(tmp_path, values) for name, (values, _) in PUBLISHED.items()}
+    published = {name: parameters for name, (_, parameters) in PUBLISHED.items()}
+    assert {name: parameter_count(shape) for name, shape in shapes.items()} == published
+    tensors = {name: chunk_tensors(shape, Layout(), chunk=0) for name, shape in shapes.items()}
+    assert {name: sum(tensor.elements for tensor in each) for name, each in tensors.items()} == published
     assert {values["model_type"] for values, _ in PUBLISHED.values()} | {"nemotron", *ALIASES} == FAMILIES.keys()
 
 
