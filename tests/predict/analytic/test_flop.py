@@ -24,9 +24,6 @@ from suite.predict.analytic.flop import (
     model_flop,
     rank_executed_flop,
     rank_model_flop,
-    recomputation_from_input_ratio,
-    recomputed_flop,
-    recomputed_layers_from_input,
     redundant_flop,
 )
 from suite.predict.analytic.stage_layers import stage_layers
@@ -161,10 +158,6 @@ def test_restarting_from_each_stages_input_equals_the_sum_over_stages(
             restarts += 1 + layer
     again = hardware_flop(architecture, layout, samples=1) - model_flop(architecture, samples=1)
     assert again == restarts * forward
-
-
-def test_restarting_from_the_input_costs_the_worked_examples_forwards() -> None:
-    assert recomputed_layers_from_input(80) == 3240
 
 
 @given(described_architectures(), dropouts(), st.integers(1, 5))
@@ -305,13 +298,6 @@ def test_tensor_parallel_ranks_share_the_flop_of_a_mixture_but_for_its_routers_a
     assert again == passes * (ranks - 1) * twice
 
 
-def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:
-    # their hardware flop 72 B s L h^2 (1 + s / 3h + ...) exceed the model flop by 72 B s L h^2 s / 6h = 12 B s^2 L h
-    architecture = reference_run("gpt3-175b").architecture
-    again = recomputed_flop(architecture, samples=1, recomputation=Recomputation.SELECTIVE, layers=architecture.layers)
-    assert 3 * again == 12 * architecture.sequence**2 * architecture.layers * architecture.hidden
-
-
 def test_bloom_flop_equal_the_rate_and_step_time_that_the_log_prints() -> None:
     assert BLOOM.reported.hardware_flop_per_second is not None
     assert BLOOM.reported.step_seconds is not None
@@ -322,11 +308,10 @@ def test_bloom_flop_equal_the_rate_and_step_time_that_the_log_prints() -> None:
     assert predicted == pytest.approx(logged, rel=0.005 / 149.02 + 0.005 / 105.22)
 
 
-def test_a_step_is_three_forward_passes_of_all_parts_and_restarting_repeats_half_of_the_layers_and_one() -> None:
+def test_a_step_is_three_forward_passes_of_all_parts() -> None:
     parts = forward_flop(BLOOM.architecture, samples=2)
     assert 3 * sum(parts.values()) == model_flop(BLOOM.architecture, samples=2)
     assert parts["head"] == 2 * 2 * 2048 * 14336 * BLOOM.architecture.padded_vocabulary
-    assert recomputation_from_input_ratio(80) == 40.5
 
 
 def test_empty_places_of_experts_cost_as_much_for_each_sample() -> None:

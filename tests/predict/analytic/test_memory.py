@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Moments, Precision, Recipe
 from suite.execute.model.decoder import Decoder
-from suite.predict.analytic.activations import approximate_activation_bytes, forty_s_h_l_bytes
-from suite.predict.analytic.memory import (
-    bytes_per_parameter,
-    shard_elements,
-    state_bytes,
-    zero_bytes_per_parameter,
-    zero_saving,
-)
-from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
+from suite.predict.analytic.memory import bytes_per_parameter, shard_elements, state_bytes, zero_bytes_per_parameter
 from tests.support.state_bytes import PRECISE, state_of
 from tests.support.strategies import BLOOM, architectures, recipes
 
@@ -79,13 +71,6 @@ def test_zero_keeps_the_textbook_bytes_a_parameter(n: int) -> None:
     assert each(Precision.FP32) == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n], rel=1e-15)
 
 
-def test_zero_saves_4_8_and_64_times_over_64_ranks() -> None:
-    savings = [zero_saving(Precision.FP16, zero_stage=stage, ranks=64) for stage in (1, 2, 3)]
-    # worked example, printed to three decimals; its 4 and 8 are the limits
-    assert savings == pytest.approx([3.821, 7.211, 64], abs=5e-4)
-    assert [zero_saving(Precision.FP16, zero_stage=stage, ranks=10**12) for stage in (1, 2)] == pytest.approx([4, 8])
-
-
 @given(precision=st.sampled_from(Precision), parameters=st.integers(0, 10**12), shards=st.integers(1, 4096))
 def test_narrow_moments_alone_take_less(precision: Precision, parameters: int, shards: int) -> None:
     share = -(-parameters // shards)
@@ -98,36 +83,3 @@ def test_narrow_moments_alone_take_less(precision: Precision, parameters: int, s
     assert narrow._replace(moments=wide.moments) == wide
     assert least == wide._replace(moments=2 * torch.empty(1, dtype=torch.float8_e4m3fn).element_size() * share)
     assert none == wide._replace(moments=0)
-
-
-def test_worked_examples_of_state() -> None:
-    """Sums that published introductions print for models of 13, 70 and 175 billion parameters."""
-    assert state_bytes(13e9, Precision.BF16).all == 234e9
-    parts = state_bytes(70e9, Precision.FP16)
-    assert (parts.weights, parts.gradients, parts.master_weights + parts.moments) == (140e9, 140e9, 840e9)
-    fp32 = state_bytes(175e9, Precision.FP32)
-    assert (fp32.weights, fp32.weights + fp32.moments, fp32.all) == (700e9, 2100e9, 2.8e12)
-
-
-def test_worked_examples_of_13b_in_a_pipeline() -> None:
-    """13 billion parameters in bf16 and 34 GB of activations, one sequence of 4096: 1F1B's stages one by one."""
-    activations = 34e9
-    assert forty_s_h_l_bytes(sequence=4096, hidden=5120, layers=40) == pytest.approx(activations, rel=0.014)
-
-    def stages(pp: int, zero: int) -> list[float]:
-        in_flight = [micro_batches_in_flight(Layout(pipeline_stages=pp), micro_batches=64, stage=k) for k in range(pp)]
-        state = state_bytes(13e9 / pp, Precision.BF16, optimizer=13e9 / (pp * zero)).all
-        return [state + count * activations / pp for count in in_flight]
-
-    assert stages(4, 1) == [92.5e9, 84.0e9, 75.5e9, 67.0e9]
-    assert stages(4, 2) == [73e9, 64.5e9, 56e9, 47.5e9]
-    assert stages(8, 1)[0] == 63.25e9
-
-
-def test_worked_example_of_llama_2_70b() -> None:
-    activations = approximate_activation_bytes(sequence=4096, micro_batch=8, hidden=8192, layers=80)
-    total = state_bytes(70e9, Precision.FP16).all + activations
-    # printed as 1850 GB from parts rounded to 10 GB
-    assert total == pytest.approx(1850e9, abs=1e9)
-    assert -(-total // 80e9) == 24
-    assert -(-total // 24e9) == 78

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Schedule
 from reference_runs.placement import head_stage
-from reference_runs.run import Architecture, FlopConvention, Recipe, Workload
+from reference_runs.run import Workload
 from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group, taken_share
 from suite.predict.analytic.exposed_messages import exposed_data_parallel_seconds
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, recomputed_flop
-from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.layer_time import fused_attention_seconds
 from suite.predict.analytic.machine import Machine
@@ -27,7 +26,6 @@ from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.analytic.training_cost import flop_per_second, tokens_per_second, utilization
 from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
 from tests.support.steps import ROUNDING, bloom, changed, pass_seconds, stage_times, time_of, traffic_of, waiting_stages
 from tests.support.strategies import BLOOM
@@ -330,18 +328,3 @@ def test_arrays_of_layouts_give_what_each_layout_gives(case: Case, machine: Mach
         assert math.fsum(swept) == pytest.approx(each.total_seconds, rel=ROUNDING, abs=0)
         if row["pipeline_stages"] == 1:
             assert swept == list(each)
-
-
-def test_rates_of_blooms_log_follow_from_its_step() -> None:
-    architecture: Architecture = BLOOM.architecture
-    recipe: Recipe = BLOOM.recipe
-    counted = conventional_flop(architecture, samples=2048, convention=FlopConvention.MEGATRON_RECOMPUTED)
-    # the log prints two decimals of 105.22 seconds, 149.02 teraflop/s and 19.463 samples/s
-    assert flop_per_second(flop=counted, step_seconds=105.22, accelerators=384) / 1e12 == pytest.approx(
-        149.02, abs=0.012
-    )
-    assert tokens_per_second(samples=recipe.global_batch, sequence=2048, step_seconds=105.22) == pytest.approx(
-        19.463 * 2048, rel=1e-4
-    )
-    share = utilization(flop=counted, step_seconds=105.22, accelerators=384, peak_flop_per_second=312e12)
-    assert share == pytest.approx(149.02 / 312, abs=0.012 / 312)

@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 
 from reference_runs.units import in_base_unit
 from suite.predict.analytic.training_cost import (
-    accelerator_cost,
     accelerator_seconds,
     compute_optimal_parameters,
     compute_optimal_tokens,
-    energy_cost,
     energy_joules,
     implausible_share,
-    six_n_seconds,
     training_seconds,
     training_steps,
-    training_years,
 )
 from tests.support.strategies import BLOOM
 
@@ -57,12 +53,6 @@ def test_blooms_step_and_tokens_give_its_days_within_its_interruptions() -> None
     assert 0.8 < held / in_base_unit(1_082_990, "accelerator h", "accelerator s") < 1
 
 
-def test_blooms_published_energy_is_its_accelerator_hours_at_the_printed_power() -> None:
-    # Luccioni et al. 2022, arXiv 2211.02001, Table 1: 433,196 kWh of 1,082,990 hours at 400 W
-    joules = energy_joules(accelerator_seconds=1_082_990 * 3600, watts=400, power_share=1, power_usage_effectiveness=1)
-    assert joules == 433_196 * 3.6e6
-
-
 @given(st.floats(1, 1e10), st.floats(1, 2000), st.floats(0.1, 1), st.floats(1, 3))
 def test_energy_is_proportional_to_each_factor(held: float, watts: float, share: float, effectiveness: float) -> None:
     def joules(*factors: float) -> float:
@@ -78,25 +68,6 @@ def test_energy_is_proportional_to_each_factor(held: float, watts: float, share:
     assert joules(held, watts, share / 2, effectiveness) == once / 2
     assert joules(held, watts, share, 2 * effectiveness) == 2 * once
     assert joules(3600, 1000, 1, 1) == 3.6e6  # a kilowatt-hour
-
-
-def test_costs_are_hours_and_kilowatt_hours_times_their_price() -> None:
-    assert accelerator_cost(accelerator_seconds=7200, price_per_accelerator_hour=2.5) == 5
-    assert energy_cost(energy_joules=3.6e6 * 40, price_per_kilowatt_hour=0.25) == 10
-
-
-def test_a_layer_group_of_a_billion_takes_0_6_seconds_on_a_4090() -> None:
-    seconds = six_n_seconds(parameters=1e9, tokens=32768, flop_per_second=330e12)
-    # printed to five digits
-    assert seconds == pytest.approx(0.59578, abs=5e-6)
-
-
-def test_gpt3_takes_one_v100_centuries() -> None:
-    # 355 years were published, which are 3.14e23 flop: 0.3 % less than 6 * 175e9 * 300e9
-    tokens = [100e9, 300e9, 3.14e23 / 6 / 175e9]
-    found = [training_years(parameters=175e9, tokens=each, flop_per_second=28e12) for each in tokens]
-    assert found[:2] == pytest.approx([118.8, 356.5], abs=0.05)
-    assert found[2] == pytest.approx(355, abs=0.5)
 
 
 def test_arrays_give_what_each_number_gives() -> None:
