@@ -23,8 +23,8 @@ from suite.launch.launcher import LaunchOutcome
 from suite.machine.cpu_contention import Shared
 from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Figure, Quantity
-from suite.reproduce.reproduce import LaunchResult
 from tests.support.batteries import planned_battery
+from tests.support.launches import launch_result
 from tests.support.profiles import SPARSE, profile
 
 
@@ -122,18 +122,7 @@ def test_a_profile_without_the_operations_predicts_no_step(tmp_path):
 
 
 def test_a_launch_that_failed_is_stored_so_that_it_can_be_read(monkeypatch):
-    failed = LaunchResult(
-        run="gpt2-mini",
-        status=Status.CRASHED,
-        verdict=Verdict.FAIL,
-        message="killed",
-        record="r",
-        rows=[],
-        losses=[],
-        loss_scales=[],
-        skipped=[],
-        arithmetic="",
-    )
+    failed = launch_result(run="gpt2-mini", status=Status.CRASHED, verdict=Verdict.FAIL, message="killed")
     for name in ("plan", "corpus_for"):
         monkeypatch.setattr(measurements, name, lambda *_arguments: None)
     monkeypatch.setattr(measurements, "reproduce", lambda *_arguments, **_options: failed)

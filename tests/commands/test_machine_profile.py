@@ -27,7 +27,7 @@ from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import Figure, Quantity
 from suite.report.terminal.tables import console
 from suite.reproduce.reproduce import LaunchResult
-from tests.support.launches import small_plan
+from tests.support.launches import launch_result, small_plan
 from tests.support.profiles import SPARSE, profile
 from tests.support.run_file import run_file
 
@@ -70,19 +70,8 @@ class Suite:
         self.reproduced.append((profile, profile_source))
         took = [Figure(quantity=Quantity.STEP_SECONDS, value=2.0)]
         expected = [] if profile is None else took
-        return LaunchResult(
-            run="bloom-mini",
-            status=Status.OK,
-            verdict=self.verdict,
-            message="",
-            record="record",
-            rows=compare(expected, took, left_name="predicted", right_name="measured", judge=True),
-            losses=[8.0, 7.0],
-            loss_scales=[],
-            skipped=[],
-            arithmetic="fp32",
-            profile=profile_source,
-        )
+        rows = compare(expected, took, left_name="predicted", right_name="measured", judge=True)
+        return launch_result(verdict=self.verdict, rows=rows, losses=[8.0, 7.0], profile=profile_source)
 
     def run(self, *options: str) -> tuple[int, str, list[str]]:
         """Exit code, output, and the lines on stderr but the first, which names the run."""

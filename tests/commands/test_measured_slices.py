@@ -19,8 +19,8 @@ from suite.predict.recorded_run.slice_parts import sliced_parts
 from suite.reproduce.plan import job_for
 from suite.reproduce.request import Request
 from suite.reproduce.slice_plan import slice_plan
+from tests.support.launches import CORPUS
 from tests.support.slices import measured, ones, slice_job, stored, times_of
-from tests.support.synthetic_records import CORPUS
 
 A100 = "NVIDIA A100-SXM4-80GB"
 

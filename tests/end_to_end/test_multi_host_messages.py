@@ -20,7 +20,8 @@ from suite.launch.multi_host import HostAccess, Hosts
 from suite.machine.reference_step import TimedReferenceStep, reference_step
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import StepCorrection
-from tests.support.ladder_machine import CORPUS, CPU, TEXTS
+from tests.support.ladder_machine import CPU, TEXTS
+from tests.support.launches import CORPUS
 from tests.support.profiles import SPARSE, profile
 from tests.support.profiles import timing as timing_of
 

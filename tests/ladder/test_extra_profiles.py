@@ -24,7 +24,8 @@ from suite.machine.cpu_speed import SpeedSample
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Subject
-from tests.support.ladder_machine import CORPUS, CPU, TEXTS
+from tests.support.ladder_machine import CPU, TEXTS
+from tests.support.launches import CORPUS
 from tests.support.profiles import profile
 
 FOUR = RungSetting(data_parallel=4, fully_sharded=True)

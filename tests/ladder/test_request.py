@@ -10,7 +10,8 @@ from suite.ladder.rung import RUNGS, Rung, RungSetting, setting_above
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Line, Subject
 from suite.machine.timings import Timing
-from tests.support.ladder_machine import CORPUS, TEXTS
+from tests.support.ladder_machine import TEXTS
+from tests.support.launches import CORPUS
 from tests.support.profiles import profile
 
 GPU = target_of("gpt2-mini", device="cuda", seed=1)

@@ -16,7 +16,8 @@ from suite.ladder.result import LadderResult, LadderVerdict, failures, verdict
 from suite.ladder.rung import Track
 from suite.report.terminal.ladder import as_json, print_ladder
 from suite.report.terminal.tables import console
-from tests.support.ladder_machine import CORPUS, CPU, TEXTS, Machine, ladder_of, of_track, results_of
+from tests.support.ladder_machine import CPU, TEXTS, Machine, ladder_of, of_track, results_of
+from tests.support.launches import CORPUS
 
 
 def reported(outcome: LadderResult, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:

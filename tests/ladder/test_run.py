@@ -49,7 +49,6 @@ from suite.reproduce.plan import job_for
 from suite.reproduce.reproduce import LaunchResult
 from suite.reproduce.supported import check_executable, check_executable_layout
 from tests.support.ladder_machine import (
-    CORPUS,
     CPU,
     NAMES,
     TEXTS,
@@ -62,6 +61,7 @@ from tests.support.ladder_machine import (
     rung_measurement,
     said,
 )
+from tests.support.launches import CORPUS
 
 GIB = 2**30
 

@@ -34,6 +34,7 @@ from suite.metrics.launch_statistics import (
 from suite.metrics.two_sample import critical_pairs
 from suite.paths import ROOT
 from suite.reproduce.reproduce import LaunchResult
+from tests.support.launches import launch_result
 
 SETS = 4000
 # Standard errors of a share of 0.9: 0.0047 of 4000 sets, 0.0043 of the threshold's 0.7 %. From 16 launches on the
@@ -170,17 +171,13 @@ def test_every_clocked_quantity_of_the_whole_job_is_summarised_and_no_other() ->
 def result(seconds: float | None) -> LaunchResult:
     """A launch with a step of `seconds`, or one that crashed."""
     well = seconds is not None
-    return LaunchResult(
-        run="bloom-mini",
+    return launch_result(
         status=Status.OK if well else Status.CRASHED,
         verdict=Verdict.PASS if well else Verdict.FAIL,
         message="" if well else "rank 1 killed by SIGKILL",
         record=f"record of {seconds}",
         rows=[row(Quantity.STEP_SECONDS, seconds if well else 99.0)],
         losses=[8.0, 7.0],
-        loss_scales=[],
-        skipped=[],
-        arithmetic="fp32",
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Status, Step, StepKind
 from suite.job.options import Texts
 from suite.ladder.measurement import RungMeasurement, RungPrediction
@@ -20,9 +19,9 @@ from suite.metrics.figures import Figure, Quantity
 from suite.predict.executed_run.figures import expected_figures
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import LaunchResult
+from tests.support.launches import CORPUS, launch_result
 
 TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
-CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
 NAMES = {rung.name: rung for rung in RUNGS}
 CPU = target_of("gpt2-mini", device="cpu", seed=1)
 
@@ -120,17 +119,11 @@ class Machine:
             | {"interface_sent_bytes": None, "arithmetic": "", "environment": {}, "peak_bytes": round(peak_of(plan))},
             Finished,
         )
-        return LaunchResult(
+        return launch_result(
             run=plan.name,
             status=status,
-            verdict="pass",  # type: ignore[arg-type]  # not looked at
             message="made up",
-            record="record",
-            rows=[],
             losses=[step.loss for step in steps],
-            loss_scales=[],
-            skipped=[],
-            arithmetic="",
             finished=[
                 msgspec.structs.replace(report, peak_bytes=round(share * report.peak_bytes))
                 for share in self.rank_peaks.get(plan.training_options.rung, [1.0])

@@ -13,7 +13,8 @@ import pytest
 from reference_runs.catalog import reference_run
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision
-from suite.job.events import Event
+from suite.job.corpus import Corpus
+from suite.job.events import Event, Status
 from suite.job.probe_job import ProbeJob
 from suite.metrics.comparison import Row, Verdict
 from suite.paths import ROOT
@@ -21,6 +22,9 @@ from suite.reproduce.plan import Plan, corpus_for
 from suite.reproduce.reproduce import LaunchResult, reproduce
 
 STEPS = 6
+CORPUS = Corpus(
+    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
+)
 TEXT = Path(_pydecimal.__file__)  # 0.2 MB: where there is no cache, all of the standard library takes 20 s
 BATCH = 8  # 4 micro-batches of one rank: an ordinary one, the last one, and some to add up
 
@@ -93,6 +97,13 @@ FP32_WITHOUT_DROPOUT: dict[str, Any] = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+
+
+def launch_result(**changes: Any) -> LaunchResult:
+    """A launch of bloom-mini that ended well, without figures."""
+    lists: dict[str, Any] = {name: [] for name in ("rows", "losses", "loss_scales", "skipped")}
+    texts = {"run": "bloom-mini", "message": "", "record": "record", "arithmetic": ""}
+    return LaunchResult(**({"status": Status.OK, "verdict": Verdict.PASS} | lists | texts | changes))
 
 
 def launched(plan: Plan, results: Path) -> LaunchResult:

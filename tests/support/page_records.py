@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from suite.job.corpus import Corpus
 from suite.job.events import Status, Step, StepKind
 from suite.job.training_job import Job
 from suite.machine.fingerprint import Fingerprint
@@ -21,14 +20,12 @@ from suite.records import store
 from suite.records.battery import SCHEMA as BATTERY_SCHEMA
 from suite.records.battery import BatteryBegin, BatteryEnd, CheckFinding, CheckVerdict, Decision, RecoveryAction
 from suite.records.battery import encode as encode_battery
-from suite.records.record import SCHEMA, End, RankOutcome, begin_record
+from suite.records.record import RankOutcome, begin_record
 from suite.reproduce.plan import job_for
-from tests.support.launches import small_plan
+from tests.support.launches import CORPUS, small_plan
 from tests.support.profiles import profile
+from tests.support.record_halves import end
 
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
-)
 EVIL_RUN = "<img src=x onerror=hacked()>"
 EVIL_MESSAGE = "</script><script>window.hacked = 1</script> & 'quoted'"
 DAY = 86400.0
@@ -80,9 +77,8 @@ def record(
         if not (figure.term or "").startswith("textbook")
     ]
     steps = [Step(n, StepKind.TIMED, 9.5 - n / 5 + job.seed / 50, seconds, 0.0) for n in range(8 if ok else 2)]
-    end = End(
-        schema=SCHEMA,
-        id=begin.id,
+    closed = end(
+        begin.id,
         status=status,
         message=message,
         ranks_at_fault=[] if ok else [1],
@@ -98,7 +94,7 @@ def record(
         log_tail="" if ok else EVIL_MESSAGE,
     )
     directory = store.records_directory(results, begin.run)
-    return store.Opened(directory, begin).close(end)
+    return store.Opened(directory, begin).close(closed)
 
 
 def battery(

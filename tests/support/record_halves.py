@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.records import store
 from suite.records.record import BEGIN, SCHEMA, End, Record, begin_record
 from suite.reproduce.plan import job_for
-from tests.support.launches import small_plan
-
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
-)
+from tests.support.launches import CORPUS, small_plan
 
 
 def begin(**changes):
@@ -27,7 +23,7 @@ def begin(**changes):
     return msgspec.structs.replace(made, **changes)
 
 
-def end(identity, **changes):
+def end(identity: str, **changes: Any) -> End:
     made = End(
         schema=SCHEMA,
         id=identity,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from suite.job.events import Status
 from suite.machine.processes import boot_identity, started_ticks
 from suite.records import store
-from suite.records.record import SCHEMA, Begin, End, Launcher
+from suite.records.record import Begin, Launcher
+from tests.support.record_halves import end
 
 KILLS = 0.2  # a turn of the loop, of 10 ms and what the system adds
 LEAST_KILLS = 2  # for each writer, before it may have done enough
@@ -35,19 +35,7 @@ def write(results: Path, log: int, begin: Begin, seed: int) -> None:
         os.write(log, f"opened {first.id}\n".encode())
         text = chance.randbytes(chance.randrange(100_000)).hex()
         digest = hashlib.sha256(text.encode()).hexdigest()
-        opened.close(
-            End(
-                schema=SCHEMA,
-                id=first.id,
-                status=Status.OK,
-                message=digest,
-                ranks_at_fault=[],
-                finished=time.time(),
-                figures=[],
-                ranks=[],
-                log_tail=text,
-            )
-        )
+        opened.close(end(first.id, message=digest, log_tail=text))
         os.write(log, f"stored {first.id} {digest}\n".encode())
 
 

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from suite.__main__ import main
-from suite.job.corpus import Corpus
 from suite.job.events import Status, Step, StepKind
 from suite.launch.interruption import OutOfTimeError
-from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Figure, Quantity
 from suite.records import store
-from suite.records.record import SCHEMA, End, RankOutcome, begin_record
+from suite.records.record import RankOutcome, begin_record
 from suite.records.store import new_identity, records_directory
 from suite.reproduce.plan import job_for
-from suite.reproduce.reproduce import LaunchResult
+from tests.support.launches import CORPUS, launch_result
+from tests.support.record_halves import end
 
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
-)
 OLD, NEW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
 COUNTS = {
     "parameters": 1000,
@@ -81,29 +76,17 @@ class Machine:
             *(Figure(quantity=Quantity(name), value=value) for name, value in counts.items() if value is not None),
         ]
         steps = [Step(n, StepKind.TIMED, loss, seconds, 0.0) for n, loss in enumerate(self.losses)]
-        end = End(
-            schema=SCHEMA,
-            id=first.id,
+        closed = end(
+            first.id,
             status=self.status,
             message="" if self.status is Status.OK else "rank 1 killed by SIGKILL",
-            ranks_at_fault=[],
-            finished=time.time(),
             figures=figures if self.status is Status.OK else [],
             ranks=[RankOutcome(rank=0, steps=steps, last="finished", environment={})],
         )
         opened = store.Opened(records_directory(self.results, plan.name), first)
-        opened.close(end)
-        return LaunchResult(
-            run=plan.name,
-            status=self.status,
-            verdict=Verdict.PASS,
-            message=end.message,
-            record=str(opened.path),
-            rows=[],
-            losses=self.losses,
-            loss_scales=[],
-            skipped=[],
-            arithmetic="",
+        opened.close(closed)
+        return launch_result(
+            run=plan.name, status=self.status, message=closed.message, record=str(opened.path), losses=self.losses
         )
 
     def regress(self, *arguments, run="gpt2-mini"):

@@ -15,11 +15,11 @@ from suite.job.slice import Slice, SlicePart, SliceStage, SliceTimes
 from suite.job.training_job import Job
 from suite.predict.analytic.measured_parts import PartSeconds, PassSeconds
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
-from suite.records.record import SCHEMA, End, RankOutcome, begin_record
+from suite.records.record import RankOutcome, begin_record
 from suite.records.store import Opened, new_identity, records_directory
 from suite.reproduce.plan import job_for
-from tests.support.launches import small_plan
-from tests.support.synthetic_records import CORPUS
+from tests.support.launches import CORPUS, small_plan
+from tests.support.record_halves import end
 
 PARAMETERS = 10**6  # that an update updates
 
@@ -96,16 +96,6 @@ def stored(results: Path, job: Job, times: SliceTimes | None, **hardware: str) -
     begin = begin_record(job, CORPUS, new_identity())
     begin = msgspec.structs.replace(begin, hardware=begin.hardware | hardware)
     opened = Opened(records_directory(results, job.name), begin)
-    opened.close(
-        End(
-            schema=SCHEMA,
-            id=begin.id,
-            status=Status.OK if times else Status.OUT_OF_MEMORY,
-            message="",
-            ranks_at_fault=[],
-            finished=begin.started,
-            figures=[],
-            ranks=[RankOutcome(rank=0, steps=[], last="finished", slice_times=times)],
-        )
-    )
+    outcome = RankOutcome(rank=0, steps=[], last="finished", slice_times=times)
+    opened.close(end(begin.id, status=Status.OK if times else Status.OUT_OF_MEMORY, ranks=[outcome]))
     return opened.path

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from suite.job.corpus import Corpus
-from suite.job.events import Status, Step, StepKind
+from suite.job.events import Step, StepKind
 from suite.metrics.figures import Figure, Quantity, StepTerm, with_maximum_over_ranks
-from suite.records.record import SCHEMA, Begin, End, RankOutcome, begin_record, encode
+from suite.records.record import Begin, RankOutcome, begin_record, encode
 from suite.reproduce.plan import job_for
-from tests.support.launches import small_plan
+from tests.support.launches import CORPUS, small_plan
+from tests.support.record_halves import end
 
 RANKS, STEPS = 2, 30  # the default of `reproduce`
 IDENTITY = "IDENTITY"
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
-)
 _STARTED, _SECONDS = 1234567890.125, 0.8765432109375  # stand for what differs between launches
 _EXACT = {Quantity.PARAMETERS: 4_200_576, Quantity.MODEL_FLOP: 13_004_439_552, Quantity.HARDWARE_FLOP: 13_004_439_552}
 _OF_RANKS = {
@@ -73,12 +70,8 @@ def template(run: str, *, compiled: bool = False, suite: str = "0.1.0") -> tuple
     begin = msgspec.structs.replace(begin, software=software, hashes=begin.hashes | {"software": suite[-8:]})
     steps = [Step(n, StepKind.TIMED, 9.5 - n / 20, _SECONDS, _STARTED + n, 1.1991526433263031) for n in range(STEPS)]
     where = {"torch": "2.13.0+cpu", "device": "cpu", "threads": "1", "cpu_capability": "AVX2"}
-    end = End(
-        schema=SCHEMA,
-        id=IDENTITY,
-        status=Status.OK,
-        message="",
-        ranks_at_fault=[],
+    closed = end(
+        IDENTITY,
         finished=_STARTED + 60,
         figures=measured(),
         ranks=[RankOutcome(rank=n, steps=steps, last="finished", environment=where) for n in range(RANKS)],
@@ -87,7 +80,7 @@ def template(run: str, *, compiled: bool = False, suite: str = "0.1.0") -> tuple
         others_share=0.01,
         steal_share=0.001,
     )
-    return encode(begin), encode(end)
+    return encode(begin), encode(closed)
 
 
 def write_records(results: Path, count: int, *, runs: int = 7, seed: int = 1) -> None:

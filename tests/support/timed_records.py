@@ -7,19 +7,14 @@ from typing import Any
 
 import msgspec
 
-from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.records import store
-from suite.records.record import SCHEMA, End, begin_record
+from suite.records.record import begin_record
 from suite.reproduce.plan import job_for
-from tests.support.launches import small_plan
-
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
-)
-
+from tests.support.launches import CORPUS, small_plan
+from tests.support.record_halves import end
 
 PREDICTED = {StepTerm.FORWARD: 0.2, StepTerm.BACKWARD: 0.5, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.0}
 
@@ -41,19 +36,15 @@ def record(results: Path, *, measured: dict[StepTerm, float], started: float, **
     if hardware := changes.pop("hardware", None):
         facts = begin.hardware | hardware
         begin = msgspec.structs.replace(begin, hardware=facts, hashes=begin.hashes | {"hardware": repr(facts)})
-    end = End(
-        schema=SCHEMA,
-        id=begin.id,
+    closed = end(
+        begin.id,
         status=changes.pop("status", Status.OK),
-        message="",
-        ranks_at_fault=[],
         finished=started + 9,
         figures=figures(measured),
-        ranks=[],
         predicted=changes.pop("predicted", figures(PREDICTED)),
         others_share=0.12,
     )
-    store.Opened(store.records_directory(results, "small"), begin).close(end)
+    store.Opened(store.records_directory(results, "small"), begin).close(closed)
 
 
 def scaled(factor: float) -> dict[StepTerm, float]:

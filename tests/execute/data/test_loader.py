@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from suite.execute.data.loader import PrefetchedBatches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.training.step import Steps
-from suite.job.corpus import Corpus
 from suite.job.options import Texts
 from suite.ladder.plan import planned, target_of
 from suite.ladder.rung import BASE, Track
 from suite.reproduce.plan import job_for
+from tests.support.launches import CORPUS
 
-CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
 CPU = torch.device("cpu")
 
 

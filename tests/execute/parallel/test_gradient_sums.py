@@ -18,8 +18,7 @@ from suite.execute.parallel.parallelize import sums_in_blocks
 from suite.execute.precision import store_weights
 from suite.job.training_job import Job
 from suite.reproduce.plan import job_for
-from tests.support.ladder_machine import CORPUS
-from tests.support.launches import small_plan
+from tests.support.launches import CORPUS, small_plan
 
 MICRO_BATCHES = 3
 RECIPE = {"precision": Precision.BF16, "hidden_dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}

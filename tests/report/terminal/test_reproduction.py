@@ -15,6 +15,7 @@ from suite.predict.executed_run.stage_plan import StagePlan
 from suite.report.terminal.reproduction import print_launch, print_launch_line
 from suite.reproduce.reproduce import LaunchResult
 from suite.reproduce.step_time import residuals
+from tests.support.launches import launch_result
 
 MILLISECONDS = {StepTerm.FORWARD: (120, 100), StepTerm.BACKWARD: (240, 200), StepTerm.OVERHEAD: (30, 60)}
 COUNTED = (
@@ -50,16 +51,13 @@ def result(**changes: Any) -> LaunchResult:
         left.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=predicted / 1e3))
         right.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=measured / 1e3))
     rows = compare(left, right, left_name="predicted", right_name="measured", judge=True)
-    whole = LaunchResult(
+    whole = launch_result(
         run="gpt2-mini",
-        status=Status.OK,
         verdict=overall(rows),
-        message="",
         record="/results/records/gpt2-mini/1.begin.json",
         rows=rows,
         losses=[9.0, 8.0, 7.0, 7.0, 7.0],
         loss_scales=[4096.0, 4096.0],
-        skipped=[],
         arithmetic="bf16 products by the device",
         profile="/results/machines/1.json",
         time=residuals(rows),
