@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_runs.catalog import accumulation, reference_run, run_names
+from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.run import FlopConvention, ReferenceRun
 from reference_runs.sourced import Kind
@@ -37,16 +37,6 @@ def half_of_last_place(value: float) -> float:
 def test_the_shapes_hold_the_reported_parameters() -> None:
     reported = {name: run.reported.parameters for name, run in RUNS.items()}
     assert reported == {name: parameter_count(run.architecture) for name, run in RUNS.items()}
-
-
-def test_axes_multiply_to_the_accelerators_and_batches_to_the_global_batch() -> None:
-    for name in LAID_OUT:
-        run, layout = RUNS[name], RUNS[name].layout
-        axes = layout.data_parallel * layout.tensor_parallel * layout.pipeline_stages
-        assert axes == layout.ranks == run.cluster.accelerators, name
-        passes = accumulation(run.recipe, layout)
-        assert layout.data_parallel * layout.micro_batch * passes == run.recipe.global_batch, name
-        assert passes == (layout.accumulation or passes), name
 
 
 def test_published_rate_times_time_is_equation_3() -> None:
@@ -97,9 +87,6 @@ def test_blooms_derived_values_follow_from_the_stated_ones() -> None:
     assert reported.samples_per_second == pytest.approx(
         recipe.global_batch / reported.step_seconds, rel=0.005 / 105.22 + 0.0005 / 19.463
     )
-    # three decimals
-    assert reported.hfu == pytest.approx(149.02 / 312, abs=0.0005)
-    assert reported.mfu == pytest.approx(0.75 * 149.02 / 312, abs=0.0005)
     # 0.0048 is printed to two digits
     assert recipe.init_std == pytest.approx(math.sqrt(0.33 / architecture.hidden), abs=0.00005)
 
@@ -112,15 +99,6 @@ def test_utilisation_follows_from_the_rate() -> None:
         # printed to three decimals; full recomputation executes four forward passes' worth, the model needs three
         assert RUNS[name].reported.hfu == pytest.approx(hfu, abs=0.0005), name
         assert RUNS[name].reported.mfu == pytest.approx(0.75 * hfu, abs=0.0005), name
-
-
-def test_total_flop_of_opt_is_equation_3_for_300_billion_tokens() -> None:
-    opt = RUNS["opt-175b"]
-    samples = opt.recipe.tokens / opt.architecture.sequence
-    # printed to three digits, 4.30e23
-    assert opt.reported.total_flop == pytest.approx(equation_3_flop(opt, samples=samples), abs=0.005e23)
-    corpus = 180e9 / opt.architecture.sequence
-    assert equation_3_flop(opt, samples=corpus) == pytest.approx(0.6 * 4.30e23, rel=0.002)
 
 
 def test_spans_in_samples_follow_from_the_published_steps_and_tokens() -> None:
@@ -160,7 +138,7 @@ def test_what_meta_did_not_publish_is_named_when_it_is_needed() -> None:
     assert run.unpublished == missing
     assert run.recorded_layout is None
     assert run.facts["cluster.accelerators"].kind is Kind.NOT_PUBLISHED
-    with pytest.raises(InputError) as refusal:
+    with pytest.raises(InputError, match="recorded as not published") as refusal:
         _ = run.layout
     assert all(name in str(refusal.value) for name in missing)
 
@@ -168,30 +146,6 @@ def test_what_meta_did_not_publish_is_named_when_it_is_needed() -> None:
 def gpt_parameters(*, layers: int, hidden: int, rows: int, positions: int) -> int:
     """12 L h^2 + 13 L h, embedding, learned positions and the last LayerNorm, head tied."""
     return 12 * layers * hidden**2 + 13 * layers * hidden + rows * hidden + positions * hidden + 2 * hidden
-
-
-def test_parameters_are_those_of_the_stored_rows_and_of_llamas_shapes() -> None:
-    for name, layers, hidden, rows, positions in (
-        ("gpt2-124m", 12, 768, 50304, 1024),
-        ("gpt2-350m", 24, 1024, 50304, 1024),
-        ("gpt2-774m", 36, 1280, 50304, 1024),
-        ("gpt2-1558m", 48, 1600, 50304, 1024),
-        ("gpt3-175b", 96, 12288, 51200, 2048),
-        ("megatron-13b", 40, 5120, 50432, 2048),
-    ):
-        counted = gpt_parameters(layers=layers, hidden=hidden, rows=rows, positions=positions)
-        without_padding = gpt_parameters(layers=layers, hidden=hidden, rows=50257, positions=positions)
-        assert RUNS[name].reported.parameters == counted, name
-        readings = RUNS[name].facts["reported.parameters"].readings
-        assert without_padding in {reading.value for reading in readings}, name
-    h, kv, f = 8192, 8 * 128, 28672
-    layer = h * h + 2 * h * kv + h * h + 3 * h * f + 2 * h
-    run = RUNS["llama2-70b"]
-    assert run.reported.parameters == 80 * layer + 2 * 32000 * h + h
-    # the released file stores the 64 rotary frequencies of each layer besides
-    assert {reading.value for reading in run.facts["reported.parameters"].readings} == {
-        run.reported.parameters + 80 * 64
-    }
 
 
 def test_tr1_beat_its_plan_of_45_tflop_over_the_whole_printed_range_of_step_times() -> None:
