@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable
-from functools import partial
 from typing import Annotated, Any, cast
 
 from suite.machine.packages import OWN, BrokenPackageError, broken, lacking, lacking_line, of_every_command
@@ -98,14 +97,9 @@ def application(arguments: list[str]) -> typer.Typer:
             app.add_typer(command(next(iter(arguments[1:]), "")), name=name)
         else:
             renamed = OLD_OPTIONS.get(name, {})
-            current = partial(_current_name, renamed)
-            settings: dict[str, Any] = {"token_normalize_func": current} if renamed else {}
+            settings: dict[str, Any] = {"token_normalize_func": lambda word, to=renamed: to.get(word, word)}
             app.command(name, cls=GroupedCommand, help=help_of(command), context_settings=settings)(command)
     return app
-
-
-def _current_name(renamed: dict[str, str], option: str) -> str:
-    return renamed.get(option, option)
 
 
 def _options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:

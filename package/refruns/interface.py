@@ -14,24 +14,11 @@ serve()
 import msgspec  # noqa: E402  # a core dependency, as all below needs our packages to be served
 import typer  # noqa: E402
 
-from reference_runs.errors import InputError  # noqa: E402
+from reference_runs.errors import InputError as InputError  # noqa: E402
 from suite.__main__ import application  # noqa: E402
 from suite.paths import RESULTS  # noqa: E402
 from suite.records import frame as frames  # noqa: E402
 
-__all__ = [
-    "InputError",
-    "answers",
-    "batteries",
-    "figures",
-    "fit",
-    "frame",
-    "launches",
-    "plan",
-    "predict",
-    "runs",
-    "show",
-]
 _Refused: Any = typer.BadParameter.__mro__[2]  # click's exception, of typer's own click or of the package
 
 

@@ -13,7 +13,6 @@ import numpy
 from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, PeakSpread
 from reference_runs.published import PublishedRow
 from reference_runs.published_tables import load_tables
-from suite.predict.analytic.step_time import StepTime
 from suite.predict.machine_model.fit import errors, linearised, solved
 from suite.predict.machine_model.intervals import regime
 from suite.predict.machine_model.model import PreparedRow, row_step_time
@@ -100,7 +99,7 @@ def left_out_scores(
         )
     some = [row for table, indices in by_table.items() for row in _some(rows, indices)]
     without_terms = {term: _ablated_errors(model, some, term) for term in NEUTRAL}
-    regimes = [regime(_step_time(model, each)) for each in rows]
+    regimes = [regime(row_step_time(model, model.values(), each)) for each in rows]
     return FitScores(
         free_parameters=sum(parameter.fitted for parameter in model.parameters.values()),
         all_terms=fmean([score.fitted for score in tables.values()]),
@@ -112,10 +111,6 @@ def left_out_scores(
         without_term={term: fmean(list(each.values())) for term, each in without_terms.items()},
         without_term_by_table=without_terms,
     )
-
-
-def _step_time(model: MachineModel, prepared: PreparedRow) -> StepTime:
-    return row_step_time(model, model.values(), prepared)
 
 
 def half_widths(

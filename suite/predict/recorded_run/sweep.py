@@ -65,11 +65,6 @@ def layout_peak(workload: Workload, machine: Machine) -> float:
     return described_peak(workload, machine.stack.keeping, machine.kernels, device_bytes=device_bytes)
 
 
-def _execution(machine: Machine) -> Execution:
-    """How a step is executed that is walked through, on such a machine."""
-    return Execution(machine.kernels, machine.stack.keeping)
-
-
 def least_layout_peak(workload: Workload, machine: Machine) -> float:
     """Bytes that `layout_peak` has at least where the step is walked through, in a tenth of the time.
 
@@ -79,7 +74,8 @@ def least_layout_peak(workload: Workload, machine: Machine) -> float:
     if unwalked(workload, machine.stack.keeping):
         return layout_peak(workload, machine)
     stages = timed_stages(workload.architecture, workload.layout)
-    return max(least_peak(workload, stage=stage, execution=_execution(machine)) for stage in stages)
+    execution = Execution(machine.kernels, machine.stack.keeping)
+    return max(least_peak(workload, stage=stage, execution=execution) for stage in stages)
 
 
 def layout_seconds(workload: Workload, machine: Machine, *, links: Mapping[str, Group] | None = None) -> float:

@@ -66,7 +66,7 @@ def print_plan(out: Console, plan: TrainingPlan) -> None:
     computed = result.considered - result.left_out
     print_folded(out, f"fits: {result.fitting:,} of {computed:,} layouts; {_room_words(question)}", "green")
     out.print()
-    _print_layouts(out, ["", *_titles(plan)], _rows(plan), [_short(each, question) for each in plan.best])
+    _print_layouts(out, ["", *_columns(plan)], _rows(plan), [_short(each, question) for each in plan.best])
     least, most = question.peak_uncertainty.interval(1.0)
     times = f"{least:.2f} to {most:.2f} times the predicted one"
     print_folded(out, f"fits: the probability of it; 80 % of measured peaks are {times}")
@@ -108,10 +108,6 @@ def _columns(plan: TrainingPlan) -> dict[str, list[str]]:
         **_bill_columns([each.training for each in plan.best]),
         "fits": [plan.question.fitting(each.peak_bytes).percent for each in figures],
     }
-
-
-def _titles(plan: TrainingPlan) -> list[str]:
-    return [*_columns(plan)]
 
 
 def _rows(plan: TrainingPlan) -> list[list[str]]:
