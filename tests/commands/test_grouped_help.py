@@ -1,14 +1,16 @@
-"""`--help` has a heading for each group of options, and options that commands share have the same words in all."""
+"""`--help` has a heading for each group of options, each option once; shared options have the same words in all."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
+import msgspec
 import pytest
 
 from suite.__main__ import COMMANDS as ALL
-from suite.commands import fleet, results
+from suite.commands import accept, fleet, ladder, results
+from suite.reproduce import request
 
 OF_OTHERS = {"results": results.NAMES, "fleet": tuple(fleet.NAMES)}
 
@@ -17,6 +19,13 @@ SHARED = (
     *("--on", "--gpus", "--network", "--stack"),
     *("--precision", "--batch", "--micro-batch", "--sequence", "--tokens"),
 )
+
+
+STRUCTS = [
+    ("reproduce", request.Request, request.GROUPS),
+    ("accept", accept.AcceptOptions, accept.GROUPS),
+    ("ladder", ladder.LadderOptions, ladder.GROUPS),
+]
 
 
 @pytest.fixture
@@ -29,6 +38,34 @@ def groups(said, monkeypatch):
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
     return found
+
+
+def options(lines):
+    """Options that stand in the lines of a heading."""
+    return re.findall(r"^  (--[a-z-]+)", lines, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "struct", "named"), STRUCTS)
+def test_each_option_stands_once_under_its_heading(groups, command, struct, named):
+    fields = [field.name for field in msgspec.structs.fields(struct)]
+    names = [name for of_heading in named.values() for name in of_heading]
+    assert len(names) == len({*names})
+    assert {*names} <= {*fields}
+    found = {heading: options(lines) for heading, lines in groups(command).items()}
+    assert {heading: len(found[heading]) for heading in named} == {heading: len(own) for heading, own in named.items()}
+    assert "--help" in found["Options"]
+    assert sum(map(len, found.values())) == len(fields) + 1 - (command != "accept")  # --help; NAME is an argument
+
+
+def test_a_shared_option_has_the_heading_of_each_command(groups):
+    for command, heading in (("accept", "This node"), ("reproduce", "Ranks and layout"), ("calibrate", "Options")):
+        assert "--device" in options(groups(command)[heading]), command
+
+
+def test_options_of_commands_without_a_struct_are_in_groups_too(groups):
+    found = groups("validate")
+    assert options(found["Files to write"]) == ["--plot", "--write", "--as-read", "--force"]
+    assert options(found["Other comparisons"]) == ["--proxies", "--layouts"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,7 +11,6 @@ BESIDE_SUITE = {"benchmarks", "kernels", "reference_runs"}
 OF_SEVERAL_MODULES = {
     "commands/test_bad_input.py": "what every command refuses",
     "commands/test_extreme_values.py": "that every number of a run file and of the options has a range",
-    "commands/test_help_groups.py": "that every option of a struct stands under its heading",
     "commands/test_hostile_text.py": "that no command passes on what a terminal or a spreadsheet would obey",
     "commands/test_output_errors.py": "what every command does where it cannot print",
     "execute/trace/test_peaks.py": "that a trace's peak is that of PyTorch's allocator",

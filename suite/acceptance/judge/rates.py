@@ -42,7 +42,7 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     findings = [
         _slowest_rank(micro, history, gpu, on_gpu=on_gpu),
         *_wrong_products(micro),
-        _spread(micro.matrix),
+        _spread(micro.matrix, "matrix rate", "matrix rate", "Gflop/s", 1),
         *_by_turns(micro),
     ]
     for operation, rates in (("copy", micro.copy), ("triad", micro.triad)):
@@ -54,10 +54,10 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
         findings.append(
             rate_finding(CHECKS[MEMORY], operation, rates[rank], history, part, expected, most=most, without=without)
         )
-    if on_gpu:
-        findings += _memory_spread(micro.copy)
     if not on_gpu:
         findings.append(_memory_of_all(micro, history))
+    elif len(micro.copy) > 1:
+        findings.append(_spread(micro.copy, "memory copy", "memory bandwidth", "GB/s", 0))
     if not micro.host_device:
         findings.append(not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
@@ -127,17 +127,21 @@ def needs_launches(finding: CheckFinding, *, virtual: bool) -> bool:
     return virtual and finding.check == SPREAD
 
 
-def _spread(rates: Sequence[float]) -> CheckFinding:
+def _spread(rates: Sequence[float], subject: str, part: str, unit: str, decimals: int) -> CheckFinding:
+    """Check 2 of ranks that work at once, each with a device of its own: the slowest against the median.
+
+    GPUs' copies are compared too: each has memory of its own, so that the others say what is good without any floor.
+    """
     if len(rates) < 2:
         return not_run(SPREAD, "one rank has nothing to be compared with")
     slowest = rates.index(min(rates))
     return limited(
         CHECKS[SPREAD],
-        "matrix rate",
+        subject,
         rates[slowest] / statistics.median(rates),
-        part=f"matrix rate of rank {slowest}",
+        part=f"{part} of rank {slowest}",
         source="median of the ranks",
-        evidence="Gflop/s: " + ", ".join(f"rank {rank} {rate / 1e9:,.1f}" for rank, rate in enumerate(rates)),
+        evidence=f"{unit}: " + ", ".join(f"rank {rank} {rate / 1e9:,.{decimals}f}" for rank, rate in enumerate(rates)),
     )
 
 
@@ -175,23 +179,6 @@ def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
             )
         )
     return findings
-
-
-def _memory_spread(rates: Sequence[float]) -> list[CheckFinding]:
-    """Check 2 of GPUs' copies: each has memory of its own, so that the others say what is good without any floor."""
-    if len(rates) < 2:
-        return []
-    slowest = rates.index(min(rates))
-    return [
-        limited(
-            CHECKS[SPREAD],
-            "memory copy",
-            rates[slowest] / statistics.median(rates),
-            part=f"memory bandwidth of rank {slowest}",
-            source="median of the ranks",
-            evidence="GB/s: " + ", ".join(f"rank {rank} {rate / 1e9:,.0f}" for rank, rate in enumerate(rates)),
-        )
-    ]
 
 
 def _turns_of(of_rank: RankMoments) -> str:
