@@ -11,6 +11,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.paths import ROOT
+from tests.support.answers import whole
 
 GPT2 = ("--run", "gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "8", "--batch", "480", "--layout", "dp8,micro12")
 
@@ -29,8 +30,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
 
 def predicted(capsys: pytest.CaptureFixture[str]) -> float:
     assert main(["predict", *GPT2[1:], "--stack", "pytorch", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["figures"]
-    return next(row["left"] for row in rows if row["quantity"] == "step_seconds" and row.get("term") is None)
+    return whole(json.loads(capsys.readouterr().out))["step_seconds"]
 
 
 def test_20_undisturbed_runs_are_as_expected_and_have_no_cause(

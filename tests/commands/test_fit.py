@@ -9,6 +9,7 @@ import pytest
 from suite.report.explore.content import content
 from suite.report.explore.state import state_of
 from suite.report.explore.view import settled, state_of_run
+from tests.support.answers import whole
 from tests.support.short_run_files import short_run_file
 
 
@@ -66,9 +67,7 @@ def test_predict_reads_what_is_printed_as_the_same_layout(run, gpus, options, sa
     (command,) = (line for line in out.splitlines() if line.startswith("more of the first: "))
     machine = [part for n, part in enumerate(options) if {"--on", "--network"} & set(options[max(0, n - 1) : n + 1])]
     for arguments in ([run, "--layout", words, *machine], command.partition(" predict ")[2].split()):
-        figures = answered("predict", *arguments)["figures"]
-        rows = [row for row in figures if row["term"] is None and row["stage"] is None]
-        predicted = {row["quantity"]: row["left"] for row in rows}
+        predicted = whole(answered("predict", *arguments))
         assert predicted["step_seconds"] == pytest.approx(fastest["step_seconds"], rel=1e-9)
         assert predicted["peak_bytes"] == pytest.approx(fastest["peak_bytes"], rel=1e-9)
 
@@ -89,9 +88,7 @@ def test_fit_and_plan_and_the_command_that_they_print_agree(run, options, answer
         (printed,) = (line for line in said(command, run, *options).splitlines() if " suite predict " in line)
         words = shlex.split(printed.partition(" suite ")[2])
         layouts.add(words[words.index("--layout") + 1])
-        figures = answered(*words)["figures"]
-        rows = [row for row in figures if row["term"] is None and row["stage"] is None]
-        predicted = {row["quantity"]: row["left"] for row in rows}
+        predicted = whole(answered(*words))
         for quantity in ("step_seconds", "peak_bytes", "mfu"):
             assert predicted[quantity] == pytest.approx(fastest[quantity], rel=1e-9), (command, quantity)
     assert len(layouts) == 1

@@ -19,6 +19,7 @@ from suite.predict.recorded_run.slice_parts import sliced_parts
 from suite.reproduce.plan import job_for
 from suite.reproduce.request import Request
 from suite.reproduce.slice_plan import slice_plan
+from tests.support.answers import whole
 from tests.support.launches import CORPUS
 from tests.support.slices import measured, ones, slice_job, stored, times_of
 
@@ -55,8 +56,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def modelled(answered):
     """BLOOM's step without a slice."""
-    figures = answered("predict", "bloom-176b")["figures"]
-    return next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row["term"] is None)
+    return whole(answered("predict", "bloom-176b"))["step_seconds"]
 
 
 @pytest.mark.usefixtures("record")

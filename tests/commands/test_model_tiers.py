@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.answers import whole
+
 
 def test_the_table_fits_100_columns_and_answers_why_models_have_their_sizes(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
@@ -30,8 +32,8 @@ def test_one_model_needs_what_the_other_commands_say(answered):
     for (purpose, cards), (words, precision, batch, options) in layouts.items():
         layout = f"{words},recompute-full,micro1,fused"
         asked = ("predict", "llama2-7b", "--layout", layout, "--precision", precision, "--batch", batch, *options)
-        peaks = [row for row in answered(*asked)["figures"] if row["quantity"] == "peak_bytes" and row["stage"] is None]
-        assert model["needed_bytes"][purpose][cards] == pytest.approx(peaks[0]["left"], rel=1e-9), (purpose, cards)
+        peak = whole(answered(*asked))["peak_bytes"]
+        assert model["needed_bytes"][purpose][cards] == pytest.approx(peak, rel=1e-9), (purpose, cards)
     for cards in ("1", "8"):
         served = answered("fit", "llama2-7b", "--serve", "--on", "h200-sxm", "--gpus", cards, "--context", "4096")
         needed = {each["weight_format"]: each["needed"] for each in served["serving"]["formats"]}

@@ -11,6 +11,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.run import FlopConvention
 from suite.__main__ import main
+from tests.support.answers import whole
 
 
 @pytest.fixture
@@ -42,8 +43,7 @@ def test_the_first_layout_predicts_as_it_was_planned(answered, entry):
     assert [each["step_seconds"] for each in planned["best"]] == sorted(
         each["step_seconds"] for each in planned["best"]
     )
-    figures = answered("predict", "gpt-neox-20b", "--layout", best["layout"])["figures"]
-    step = next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row.get("term") is None)
+    step = whole(answered("predict", "gpt-neox-20b", "--layout", best["layout"]))["step_seconds"]
     assert step == pytest.approx(best["step_seconds"], rel=1e-9)
     assert sum(planned["step_terms"].values()) == pytest.approx(step, rel=1e-9)
 
@@ -55,8 +55,7 @@ def test_the_published_layout_of_deepseek_v3_on_gb200_is_near_the_best(stack, an
     planned = entry("nemo-deepseek-v3-gb200", "--stack", stack, "--top", "1")
     assert time.process_time() - started < 30
     own = layout_text(reference_run("nemo-deepseek-v3-gb200").layout)
-    figures = answered("predict", "nemo-deepseek-v3-gb200", "--stack", stack, "--layout", own)["figures"]
-    step = next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row.get("term") is None)
+    step = whole(answered("predict", "nemo-deepseek-v3-gb200", "--stack", stack, "--layout", own))["step_seconds"]
     assert 1 <= step / planned["best"][0]["step_seconds"] < 1.05
 
 
@@ -67,8 +66,7 @@ def test_a_named_layout_is_one_to_ask_for_next(answered, entry):
     assert own.reduce_scatter
     fixed = "tp8,zero1,all-reduce,recompute-full,unfused,micro1"
     for each in entry("nemotron4-15b", "--fix", fixed, "--top", "2")["best"]:
-        figures = answered("predict", "nemotron4-15b", "--layout", each["layout"])["figures"]
-        step = next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row["left"])
+        step = whole(answered("predict", "nemotron4-15b", "--layout", each["layout"]))["step_seconds"]
         assert step == pytest.approx(each["step_seconds"], rel=1e-9)
 
 
@@ -139,8 +137,7 @@ def test_plan_and_fit_count_the_mfu_as_predict_does(run, gpus, convention, answe
     planned = entry(run, *words, "--stack", "llama-3", "--top", "1")["best"][0]
     fitting = answered("fit", run, *words)["fastest"]
     for found, stack in ((planned, ("--stack", "llama-3")), (fitting, ())):
-        figures = answered("predict", run, "--layout", found["layout"], *on, *stack)["figures"]
-        predicted = {row["quantity"]: row["left"] for row in figures if row["term"] is None and row["stage"] is None}
+        predicted = whole(answered("predict", run, "--layout", found["layout"], *on, *stack))
         assert predicted["mfu"] == pytest.approx(found["mfu"], rel=1e-9)
         assert predicted["step_seconds"] == pytest.approx(found["step_seconds"], rel=1e-9)
 
@@ -222,8 +219,7 @@ def test_another_format_of_the_products_is_searched_with_as_predict_predicts_it(
     asked = ("llama3.1-8b", "--on", "h100", "--gpus", "8", "--stack", "megatron-core", "--gemm-dtype", "fp8-delayed")
     found = answered(command, *asked)
     fastest = found["best"][0] if command == "plan" else found["fastest"]
-    figures = answered("predict", *asked, "--layout", fastest["layout"])["figures"]
-    step = next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row.get("term") is None)
+    step = whole(answered("predict", *asked, "--layout", fastest["layout"]))["step_seconds"]
     assert step == pytest.approx(fastest["step_seconds"], rel=1e-9)
 
 

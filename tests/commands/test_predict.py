@@ -17,6 +17,7 @@ from suite.predict.analytic.memory_uncertainty import PeakKind, peak_uncertainty
 from suite.predict.machine_model.intervals import expected_error
 from suite.report.terminal.quantities import name_of, read
 from suite.report.terminal.tables import bar
+from tests.support.answers import whole
 
 # recorded layouts that the formulas find too large for their accelerators: what they keep of activations, in fp8 or in
 # an order of micro-batches of their own, is not published as such; the 8B lacks 0.1 GiB
@@ -33,13 +34,6 @@ def text(said):
 def answer(answered):
     """A function that runs `predict --json` of one run, and returns its object."""
     return partial(answered, "predict")
-
-
-def whole(entry, *quantities):
-    """Predicted values of the whole job, by quantity."""
-    rows = [row for row in entry["figures"] if row["stage"] is None and row["term"] is None]
-    found = {row["quantity"]: row["left"] for row in reversed(rows)}
-    return [found[name] for name in quantities] if quantities else found
 
 
 def test_one_object_a_line_in_the_stable_form_with_the_recorded_parameters(text):
@@ -112,9 +106,8 @@ def test_deepseek_v3_takes_its_products_format_from_its_record(answer):
     entry = answer("deepseek-v3")
     (row,) = (row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert -0.1 < row["left"] / row["right"] - 1 < 0
-    wide = answer("deepseek-v3", "--gemm-dtype", "none")
-    (plain,) = (row for row in wide["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
-    assert plain["left"] / row["left"] - 1 > 0.15
+    plain = whole(answer("deepseek-v3", "--gemm-dtype", "none"))["step_seconds"]
+    assert plain / row["left"] - 1 > 0.15
 
 
 def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(text):
@@ -264,7 +257,7 @@ def test_what_does_not_fit_is_said(text, answer):
 def test_whether_it_fits_goes_by_its_probability(tmp_path, text, answer):
     """The peak stays, the board shrinks around it."""
     entry = answer("bloom-176b")
-    peak = next(r["left"] for r in entry["figures"] if r["quantity"] == "peak_bytes" and r["stage"] is None)
+    peak = whole(entry)["peak_bytes"]
     memory = entry["memory"]
     assert memory["usable"] == memory["printed"] - memory["driver"] - memory["context"]
     assert (memory["printed"], memory["driver"]) == (80 * 2**30, 0.9 * 2**30)
@@ -291,7 +284,7 @@ def test_modules_of_transformers_are_walked_through_where_they_can_be_else_a_for
     layout = ("--layout", "dp8,zero3,fused", "--gpus", "8", "--on", "h200")
     note = "memory by formula: that of transformers is not described with "
     assert note not in text("llama2-7b", *layout, "--stack", "HF Trainer")
-    peaks = [whole(answer("llama2-7b", *layout, "--stack", name), "peak_bytes") for name in ("HF", "PyTorch DDP, AMP")]
+    peaks = [whole(answer("llama2-7b", *layout, "--stack", name))["peak_bytes"] for name in ("HF", "PyTorch DDP, AMP")]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.001)  # whose modules are written alike
     split = text("llama2-7b", "--layout", "dp4,tp2,fused", "--on", "h200", "--stack", "torchtune")
     assert "memory by formula: that of pytorch is not described with tensors or layers split over ranks" in split
@@ -307,7 +300,8 @@ def test_the_first_line_says_the_stack_and_the_one_that_would_change_most(text, 
     rival = read_as["rival"]
 
     def figures(stack):
-        return whole(answer("bloom-176b", "--stack", stack), "step_seconds", "peak_bytes")
+        found = whole(answer("bloom-176b", "--stack", stack))
+        return found["step_seconds"], found["peak_bytes"]
 
     def changes(stack):
         return [there / here - 1 for there, here in zip(figures(stack), figures("deepspeed-pipeline"), strict=True)]
@@ -368,7 +362,7 @@ def test_a_framework_without_a_version_is_of_the_time_of_the_accelerator(text):
 
 
 def test_what_shares_the_last_line_of_time_and_memory_is_named(text, answer):
-    (seconds_of_step,) = whole(answer("bloom-176b"), "step_seconds")
+    seconds_of_step = whole(answer("bloom-176b"))["step_seconds"]
     assert len(text("bloom-176b", "--all").splitlines()) > 100
     lines = text("bloom-176b").splitlines()
     assert lines[-1] == "--all prints 19 more figures, stages, messages and notes"

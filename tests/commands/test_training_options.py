@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from reference_runs.machine_model import editions
 from reference_runs.named_runs import RUNS
+from tests.support.answers import whole
 from tests.support.short_run_files import SHAPE, short_run_file
 
 QWEN = SHAPE | {
@@ -17,9 +19,8 @@ QWEN = SHAPE | {
 ALONE = {"data_parallel": 1, "micro_batch": 1, "recomputation": "full", "fused_attention": True}
 
 
-def peak(entry: dict[str, list[dict[str, object]]]) -> object:
-    rows = [row for row in entry["figures"] if row["quantity"] == "peak_bytes"]
-    return next(row["left"] for row in rows if row["stage"] is None and row["term"] is None)
+def peak(entry: dict[str, Any]) -> float:
+    return whole(entry)["peak_bytes"]
 
 
 @pytest.fixture
@@ -101,16 +102,12 @@ def test_pure_bf16_is_predicted_and_not_executed(tmp_path, reasons):
     assert "does not execute training without fp32 moments; got bf16-pure, allowed: fp32, bf16, " in line
 
 
-def step_seconds(entry: dict[str, list[dict[str, object]]]) -> float:
-    return next(row["left"] for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
-
-
 def test_an_earlier_edition_answers_with_its_own_numbers_and_says_so(answered, said):
     earlier, now = "2026-11-27.1", editions()[-1]
     then, today = answered("predict", "bloom-176b", "--edition", earlier), answered("predict", "bloom-176b")
     assert (then["edition"], today["edition"]) == (earlier, now)
     assert then["step_seconds_uncertainty"] == pytest.approx(0.0625673333333, rel=1e-9)  # printed on that day
-    assert step_seconds(then) != step_seconds(today)
+    assert whole(then)["step_seconds"] != whole(today)["step_seconds"]
     assert f"efficiencies of edition {earlier}, fitted to" in said(
         "predict", "bloom-176b", "--all", "--edition", earlier
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,25 +11,18 @@ from suite.calibration import calibrate
 from suite.calibration.calibrate import CalibrationResult, between_hosts
 from suite.job.events import Status
 from suite.ladder import extra_profiles as timing
-from suite.ladder.request import LadderRun
 from suite.ladder.rung import RUNGS, RungSetting
 from suite.launch import network_namespaces
 from suite.launch.multi_host import HostAccess, Hosts
 from suite.machine.reference_step import TimedReferenceStep, reference_step
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import StepCorrection
-from tests.support.ladder_machine import CPU, TEXTS
-from tests.support.launches import CORPUS
+from tests.support.ladder_machine import ladder_run
 from tests.support.profiles import SPARSE, profile
 from tests.support.profiles import timing as timing_of
 
 ALL_REDUCE = Subject(operation="all_reduce", ranks=2)
 OVER_HOSTS = RungSetting(hosts=2, data_parallel=2)
-
-
-def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
-    usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
-    return LadderRun(target=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A process that is the only rank of a launch."""
+"""A process that is the only rank of a launch, or has compiled nothing yet."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def alone() -> Iterator[dist.ProcessGroup]:
         torch.set_rng_state(numbers)
         torch.set_num_threads(threads)
         torch.backends.cuda.enable_math_sdp(stores_scores)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Forget what was compiled, before a test and after it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

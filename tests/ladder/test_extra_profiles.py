@@ -24,7 +24,7 @@ from suite.machine.cpu_speed import SpeedSample
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Subject
-from tests.support.ladder_machine import CPU, TEXTS
+from tests.support.ladder_machine import CPU, TEXTS, ladder_run
 from tests.support.launches import CORPUS
 from tests.support.profiles import profile
 
@@ -40,11 +40,6 @@ SPARSE = Density(
     dtypes=("fp32",),
     compiled=(),
 )
-
-
-def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
-    usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
-    return LadderRun(target=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
 
 
 def quiet(*_: object) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.accelerator import ACCELERATORS
 from reference_runs.catalog import RUNS, load, reference_run, run_names
 from reference_runs.errors import InputError
 from suite.execute.model.position import alibi_slopes
@@ -26,8 +27,10 @@ def test_every_file_is_a_run_of_its_name() -> None:
 
 
 def test_every_recorded_value_has_kind_source_unit_and_reason() -> None:
-    assert [wrong for path in FILES for wrong in unexplained(path)] == []
-    assert {path.name: unused for path in FILES if (unused := unused_sources(path))} == {}
+    """And every source is used."""
+    paths = [*FILES, *ACCELERATORS.glob("*.toml")]
+    assert [wrong for path in paths for wrong in unexplained(path)] == []
+    assert {path.name: unused for path in paths if (unused := unused_sources(path))} == {}
 
 
 def test_every_claim_of_a_document_is_the_recorded_value() -> None:

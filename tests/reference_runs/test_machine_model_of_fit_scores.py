@@ -43,13 +43,6 @@ def test_only_recorded_runs_are_left_out_one_by_one() -> None:
     assert recorded.run_left_out <= recorded.run_left_out_max <= recorded.rows * recorded.run_left_out
 
 
-def test_the_free_parameters_are_those_of_the_machine_model() -> None:
-    later = {name for facts in load_tables().tables for name in facts.determines}
-    free = {name for name, parameter in machine_model().parameters.items() if parameter.fitted}
-    assert later < free
-    assert SCORES.free_parameters == len(free - later)
-
-
 def test_tables_that_determine_parameters_alone_are_scored_and_taken_from_no_other() -> None:
     parameters = machine_model().parameters
     determining = {facts.file.removesuffix(".csv"): facts for facts in load_tables().tables if facts.determines}

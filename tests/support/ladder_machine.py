@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,10 +21,17 @@ from suite.predict.executed_run.figures import expected_figures
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import LaunchResult
 from tests.support.launches import CORPUS, launch_result
+from tests.support.profiles import profile
 
 TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
 NAMES = {rung.name: rung for rung in RUNGS}
 CPU = target_of("gpt2-mini", device="cpu", seed=1)
+
+
+def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
+    """A run of these rungs on this processor, which has a profile."""
+    usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
+    return LadderRun(target=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
 
 
 def rung_measurement(

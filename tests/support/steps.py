@@ -1,4 +1,4 @@
-"""The step of a case, and what it would be if each pipeline stage in turn were the one that decides."""
+"""The step of a case, of other machines, and if each pipeline stage in turn were the one that decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from reference_runs.run import Workload
 from suite.predict.analytic import step_time as subject
-from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
@@ -79,3 +79,15 @@ def changed(case: Case, **changes: Any) -> Case:
 
 def bloom() -> Case:
     return Case(BLOOM.architecture, BLOOM.recipe, BLOOM.layout, 128)
+
+
+def having(machine: Machine, **changes: Any) -> Machine:
+    """The machine with other numbers, or, by the names of its stack, with other switches."""
+    switches = {name: changes.pop(name) for name in list(changes) if name in PLAIN.__struct_fields__}
+    stack = msgspec.structs.replace(machine.stack, **switches)
+    return msgspec.structs.replace(machine, stack=stack, **changes)
+
+
+def but(time: StepTime, *names: str) -> dict[str, float]:
+    """All terms but these."""
+    return {name: seconds for name, seconds in time._asdict().items() if name not in names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -30,11 +29,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def model(way: str = "", *, reduced: bool = False, recomputation: Recomputation = Recomputation.NONE) -> Decoder:

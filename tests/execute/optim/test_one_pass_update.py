@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,9 +18,9 @@ from suite.execute.optim.one_pass_update import (
     updates_in_one_pass,
 )
 from suite.execute.parallel.sharded_adamw import TensorAdamW, fully_sharded_adamw, sharded_adamw, whole_adamw
-from suite.execute.precision import DTYPES, GRADIENT_DTYPES, WeightGroup, store_weights
+from suite.execute.precision import DTYPES, WeightGroup, store_weights
 from suite.job.options import DEFAULT_OPTIONS, Optimization, Update
-from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
+from tests.support.small_weights import recipe_of, set_gradients, small_model
 
 CPU = torch.device("cpu")
 PRECISIONS = pytest.mark.parametrize("precision", DTYPES)
@@ -30,21 +29,8 @@ RATE = 1e-2
 FACTOR = 2.0**-36 / 3  # in fp16 the products with it would all lie below the smallest number
 
 
-def recipe_of(**changes: Any) -> Recipe:
-    return small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, **changes}).recipe
-
-
 def groups_of(recipe: Recipe, shards: int = 1) -> list[WeightGroup]:
-    torch.manual_seed(4)
-    model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
-    return store_weights([model], recipe, shards=shards, device=CPU)
-
-
-def set_gradients(groups: list[WeightGroup], step: int) -> None:
-    generator = torch.Generator().manual_seed(step)
-    for group in groups:
-        for leaf in group.leaves:
-            leaf.grad = (1024 * torch.randn(leaf.shape, generator=generator)).to(GRADIENT_DTYPES[group.flat.dtype])
+    return store_weights([small_model()], recipe, shards=shards, device=CPU)
 
 
 def states(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 import torch
@@ -25,11 +23,7 @@ RECIPE = {"precision": Precision.BF16, "hidden_dropout": 0.0, "attention_dropout
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def model(recomputation: Recomputation) -> Decoder:

@@ -15,11 +15,11 @@ from suite.execute.parallel.scattered_gradients import ScatteredGradients, Share
 from suite.execute.parallel.sharded_adamw import sharded_adamw
 from suite.execute.precision import GRADIENT_DTYPES, WeightGroup, store_weights
 from suite.job.events import CountedCollective
-from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
+from tests.support.small_weights import recipe_of, small_model
 
 CPU = torch.device("cpu")
 SHARDS = 3
-RECIPE = small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, "gradient_clip": 1.0}).recipe
+RECIPE = recipe_of(gradient_clip=1.0)
 
 
 @pytest.fixture
@@ -31,14 +31,9 @@ def group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
-def _model() -> nn.Module:
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
-
-
 def _scattered(group: Any, shard: int, precision: Precision) -> tuple[nn.Module, list[WeightGroup], ScatteredGradients]:
-    model = _model()
-    recipe = small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, "precision": precision}).recipe
+    model = small_model()
+    recipe = recipe_of(precision=precision)
     groups = store_weights([model], recipe, shards=SHARDS, device=CPU)
     return model, groups, scattered_gradients(groups, shards=SHARDS, shard=shard, process_group=group)
 
@@ -103,7 +98,7 @@ def test_reducing_is_a_reduce_scatter_of_each_padded_group_into_the_mean(group: 
 def test_the_update_of_a_shard_reads_its_gradient_in_place(group: Any) -> None:
     updated = []
     for scatters in (False, True):
-        model = _model()
+        model = small_model()
         groups = store_weights([model], RECIPE, shards=SHARDS, device=CPU)
         scattered = scattered_gradients(groups, shards=SHARDS, shard=1, process_group=group)
         optimizer = sharded_adamw(
@@ -115,12 +110,12 @@ def test_the_update_of_a_shard_reads_its_gradient_in_place(group: Any) -> None:
             assert master.grad is None
         updated.append(torch.cat([of_group.flat for of_group in groups]))
     assert torch.equal(*updated)
-    untouched = store_weights([_model()], RECIPE, shards=SHARDS, device=CPU)
+    untouched = store_weights([small_model()], RECIPE, shards=SHARDS, device=CPU)
     assert not torch.equal(updated[0], torch.cat([of_group.flat for of_group in untouched]))
 
 
 def test_experts_that_ranks_share_out_are_scattered_over_those_with_the_same_ones(group: Any) -> None:
-    model = _model()
+    model = small_model()
     experts = {id(model[2].weight)}
     groups = store_weights([model], RECIPE, shards=SHARDS, device=CPU, apart=experts, apart_shards=2)
     apart = Share(1, 2, None)  # the other rank is not there: its gradients are left out of the sum

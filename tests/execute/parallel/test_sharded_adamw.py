@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,7 +25,8 @@ from suite.execute.parallel.sharded_adamw import (
 )
 from suite.execute.precision import DTYPES, GRADIENT_DTYPES, WeightGroup, store_weights, stored_weights
 from suite.predict.simulation.state import executed_state
-from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
+from tests.support.launches import small_plan
+from tests.support.small_weights import recipe_of, set_gradients, small_model
 
 CPU = torch.device("cpu")
 RULES = {Optimizer.ADAM: torch.optim.Adam, Optimizer.ADAMW: torch.optim.AdamW}
@@ -36,15 +36,6 @@ OPTIMIZER_KINDS: dict[str, Callable[[list[WeightGroup], Recipe], ShardedAdamW | 
     "flat": lambda groups, recipe: sharded_adamw(groups, recipe, shards=1, shard=0, process_group=None),
     "whole": whole_adamw,
 }
-
-
-def _recipe(**changes: Any) -> Recipe:
-    return small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, **changes}).recipe
-
-
-def _model() -> nn.Module:
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
 
 
 def _plain(recipe: Recipe, groups: list[tuple[float, list[nn.Parameter]]]) -> torch.optim.Optimizer:
@@ -64,18 +55,11 @@ def _step(plain: torch.optim.Optimizer, learning_rate: float) -> None:
 
 def test_adam_decays_in_the_gradient_and_adamw_apart_from_it() -> None:
     for optimizer, after in ((Optimizer.ADAM, 0.9), (Optimizer.ADAMW, 0.95)):
-        recipe = _recipe(optimizer=optimizer, weight_decay=0.5)
+        recipe = recipe_of(optimizer=optimizer, weight_decay=0.5)
         weight = torch.ones(4)
         ours = fully_sharded_adamw([(recipe.weight_decay, [nn.Parameter(weight)])], recipe)
         ours.step(0.1)  # no gradient: Adam's first step is the rate's size, AdamW's the rate times the decay's
         assert torch.allclose(weight, torch.full((4,), after), rtol=0, atol=1e-6)
-
-
-def _set_gradients(groups: list[WeightGroup], step: int) -> None:
-    generator = torch.Generator().manual_seed(step)
-    for group in groups:
-        for leaf in group.leaves:
-            leaf.grad = (1024 * torch.randn(leaf.shape, generator=generator)).to(GRADIENT_DTYPES[group.flat.dtype])
 
 
 def _flat(group: WeightGroup) -> Tensor:
@@ -89,15 +73,15 @@ def _flat(group: WeightGroup) -> Tensor:
 def test_every_precision_updates_fp32_masters_by_the_gradient_times_its_factor_in_fp32(
     precision: Precision, optimizer: Optimizer
 ) -> None:
-    recipe = _recipe(precision=precision, optimizer=optimizer)
-    groups = store_weights([_model()], recipe, shards=2, device=CPU)
+    recipe = recipe_of(precision=precision, optimizer=optimizer)
+    groups = store_weights([small_model()], recipe, shards=2, device=CPU)
     ours = sharded_adamw(groups, recipe, shards=1, shard=0, process_group=None)
     masters = [nn.Parameter(group.flat.float().clone()) for group in groups]
     theirs = _plain(recipe, [(group.weight_decay, [master]) for group, master in zip(groups, masters, strict=True)])
     # in fp16 the products with this factor would all lie below the smallest number
     factor = 2.0**-36 / 3
     for step in range(4):
-        _set_gradients(groups, step)
+        set_gradients(groups, step)
         for group, master in zip(groups, masters, strict=True):
             master.grad = _flat(group) * factor
         ours.step(1e-3, factor if step % 2 else torch.tensor(factor))
@@ -106,13 +90,13 @@ def test_every_precision_updates_fp32_masters_by_the_gradient_times_its_factor_i
             assert torch.equal(group.flat, master.detach().to(group.flat.dtype))
             if precision is Precision.FP16_NO_MASTER:
                 master.data = group.flat.float()  # what was rounded away is lost
-    assert not torch.equal(groups[0].flat, store_weights([_model()], recipe, shards=2, device=CPU)[0].flat)
+    assert not torch.equal(groups[0].flat, store_weights([small_model()], recipe, shards=2, device=CPU)[0].flat)
 
 
 @PRECISIONS
 def test_whole_weights_update_as_the_plain_optimizer_does_tensor_by_tensor(precision: Precision) -> None:
-    recipe = _recipe(precision=precision)
-    groups = store_weights([_model()], recipe, shards=1, device=CPU)
+    recipe = recipe_of(precision=precision)
+    groups = store_weights([small_model()], recipe, shards=1, device=CPU)
     ours = whole_adamw(groups, recipe)
     stored = [weight for group in groups for weight in stored_weights(group)]
     grouped = [(g.weight_decay, [nn.Parameter(w.float().clone()) for w in stored_weights(g)]) for g in groups]
@@ -120,7 +104,7 @@ def test_whole_weights_update_as_the_plain_optimizer_does_tensor_by_tensor(preci
     theirs = _plain(recipe, grouped)
     factor = 2.0**-36 / 3
     for step in range(4):
-        _set_gradients(groups, step)
+        set_gradients(groups, step)
         for master, leaf in zip(masters, [leaf for group in groups for leaf in group.leaves], strict=True):
             assert leaf.grad is not None
             master.grad = leaf.grad.float() * factor
@@ -132,30 +116,30 @@ def test_whole_weights_update_as_the_plain_optimizer_does_tensor_by_tensor(preci
             assert torch.equal(weight, master.detach().to(weight.dtype))
             if precision is Precision.FP16_NO_MASTER:
                 master.data = weight.float()  # what was rounded away is lost
-    assert not torch.equal(groups[0].flat, store_weights([_model()], recipe, shards=1, device=CPU)[0].flat)
+    assert not torch.equal(groups[0].flat, store_weights([small_model()], recipe, shards=1, device=CPU)[0].flat)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_whole_weights_are_updated_without_a_copy_of_fp32_gradients(precision: Precision) -> None:
-    recipe = _recipe(precision=precision)
-    groups = store_weights([_model()], recipe, shards=1, device=CPU)
+    recipe = recipe_of(precision=precision)
+    groups = store_weights([small_model()], recipe, shards=1, device=CPU)
     ours = whole_adamw(groups, recipe)
-    _set_gradients(groups, 0)
+    set_gradients(groups, 0)
     gradients = [leaf.grad for group in groups for leaf in group.leaves]
     assert [gradient is own for gradient, own in zip(gradients, ours.widened().values(), strict=True)] == [True] * 6
 
 
 @PRECISIONS
 def test_shards_together_update_as_one_does(precision: Precision) -> None:
-    recipe = _recipe(precision=precision)
-    whole, *parts = (store_weights([_model()], recipe, shards=3, device=CPU) for _ in range(4))
+    recipe = recipe_of(precision=precision)
+    whole, *parts = (store_weights([small_model()], recipe, shards=3, device=CPU) for _ in range(4))
     one = sharded_adamw(whole, recipe, shards=1, shard=0, process_group=None)
     several = [
         sharded_adamw(groups, recipe, shards=3, shard=shard, process_group=None) for shard, groups in enumerate(parts)
     ]
     for step in range(3):
         for groups in (whole, *parts):
-            _set_gradients(groups, step)
+            set_gradients(groups, step)
         for optimizer in (one, *several):
             optimizer.step(1e-2, 2.0**-10)
     for index, group in enumerate(whole):
@@ -169,7 +153,7 @@ def test_shards_together_update_as_one_does(precision: Precision) -> None:
 
 def test_masters_carry_what_sixteen_bits_lose_and_without_them_it_is_lost() -> None:
     for precision in DTYPES:
-        recipe = _recipe(precision=precision, weight_decay=0.0)
+        recipe = recipe_of(precision=precision, weight_decay=0.0)
         weight = torch.ones(64).to(torch.float32 if precision is Precision.FP32 else torch.float16)
         if precision is Precision.BF16:
             weight = weight.bfloat16()
@@ -185,12 +169,12 @@ def test_masters_carry_what_sixteen_bits_lose_and_without_them_it_is_lost() -> N
 
 @pytest.mark.parametrize("kind", OPTIMIZER_KINDS)
 def test_the_gradient_copy_persists_and_holds_the_unscaled_gradient(kind: str) -> None:
-    recipe = _recipe(precision=Precision.FP16_GRADIENT_COPY)
-    groups = store_weights([_model()], recipe, shards=1, device=CPU)
+    recipe = recipe_of(precision=Precision.FP16_GRADIENT_COPY)
+    groups = store_weights([small_model()], recipe, shards=1, device=CPU)
     optimizer = OPTIMIZER_KINDS[kind](groups, recipe)
     pointers = [copy.data_ptr() for copy in optimizer.masters.gradient_copies]
     for step in range(2):
-        _set_gradients(groups, step)
+        set_gradients(groups, step)
         optimizer.step(1e-3, 1 / 3)
         copied = torch.cat([copy.flatten() for copy in optimizer.masters.gradient_copies])
         assert torch.equal(copied, torch.cat([_flat(group) for group in groups]) * (1 / 3))
@@ -209,7 +193,7 @@ def test_state_bytes_are_the_predicted_ones(precision: Precision, shards: int) -
         if shards == 1
         else sharded_adamw(groups, plan.recipe, shards=shards, shard=shards - 1, process_group=None)
     )
-    _set_gradients(groups, 0)
+    set_gradients(groups, 0)
     optimizer.step(1e-3)
     state = executed_state(Workload(plan.architecture, plan.recipe, layout), stage=0, replica=shards - 1)
     assert storage_bytes(optimizer.state_tensors) == state.optimizer_bytes
@@ -218,7 +202,7 @@ def test_state_bytes_are_the_predicted_ones(precision: Precision, shards: int) -
 
 @PRECISIONS
 def test_local_shards_update_as_the_plain_optimizer_does(precision: Precision) -> None:
-    recipe = _recipe(precision=precision)
+    recipe = recipe_of(precision=precision)
     stored = torch.float16 if precision is Precision.FP16_NO_MASTER else torch.float32
     torch.manual_seed(3)
     # a rank may have no rows of a small parameter
@@ -262,8 +246,8 @@ def test_gradient_shards_concatenate_to_the_whole_gradient(sizes: list[int], sha
 
 
 def test_experts_that_ranks_share_out_are_updated_in_shards_of_their_own() -> None:
-    recipe = _recipe(precision=Precision.BF16)
-    models = [_model() for _ in range(4)]
+    recipe = recipe_of(precision=Precision.BF16)
+    models = [small_model() for _ in range(4)]
     whole, *parts = (
         store_weights([model], recipe, shards=3, device=CPU, apart={id(model[2].weight)}, apart_shards=2)
         for model in models
@@ -275,7 +259,7 @@ def test_experts_that_ranks_share_out_are_updated_in_shards_of_their_own() -> No
         for rank, groups in enumerate(parts)
     ]
     for groups in (whole, *parts):
-        _set_gradients(groups, 0)
+        set_gradients(groups, 0)
     for optimizer in (one, *several):
         optimizer.step(1e-2, 2.0**-10)
     for index, group in enumerate(whole):

@@ -16,7 +16,7 @@ from suite.predict.analytic.experts import weighed_bias_bytes
 from suite.predict.analytic.layer_time import layer_time
 from suite.predict.analytic.stage_computation import expert_kernels, host_launches
 from tests.support.machines import A100
-from tests.support.steps_with import having
+from tests.support.steps import having
 from tests.support.strategies import BLOOM
 
 MIXTURE = msgspec.structs.replace(

@@ -35,8 +35,7 @@ from suite.predict.analytic.memory_bound_operators import (
 )
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.machines import A100, Case, at_peak, cases, machines
-from tests.support.steps import ROUNDING, changed, stage_times, time_of
-from tests.support.steps_with import but, having
+from tests.support.steps import ROUNDING, but, changed, having, stage_times, time_of
 from tests.support.strategies import BLOOM
 
 SIZES = st.integers(1, 10**5)

@@ -28,8 +28,7 @@ from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.examples import examples
 from tests.support.machines import A100, Case, cases, flat_efficiency, machines
-from tests.support.steps import ROUNDING, changed, pass_seconds, stage_times, time_of, waiting_stages
-from tests.support.steps_with import but, having
+from tests.support.steps import ROUNDING, but, changed, having, pass_seconds, stage_times, time_of, waiting_stages
 from tests.support.strategies import BLOOM
 
 SWITCHES = st.fixed_dictionaries({"layer_kernels": st.integers(1, 40), "head_kernels": st.integers(1, 80)})
