@@ -70,11 +70,12 @@ def miniatures() -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
-def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
+def reference_run(name: str, *, also: Iterable[str] = (), near: Iterable[str] = ()) -> ReferenceRun:
     """The recorded run `name`, or the run of the user's own file where `name` ends in `.toml`.
 
     Args:
         also: names that the caller takes besides; the refusal lists them.
+        near: further names that the refusal may suggest.
 
     Raises:
         InputError: no such run or file, or a file that breaks the schema.
@@ -87,7 +88,7 @@ def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
         if name.endswith(".json"):
             what = "a configuration is no run: `import` writes a run file of it"
             raise InputError(what, got=repr(name), allowed="a file ending in .toml, or a name that `runs` lists")
-        meant = meant_run(name, names)
+        meant = meant_run(name, [*names, *near])
         listed = "a name that `runs` lists" if meant else ", ".join(names)
         raise InputError("unknown run", got=repr(name), meant=meant, allowed=f"{listed}, or a file ending in .toml")
     return _recorded(path, path.stat().st_mtime_ns)

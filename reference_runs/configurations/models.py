@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from reference_runs.catalog import load, reference_run
 from reference_runs.configurations.configuration import is_file
 from reference_runs.configured_run import configured_run, run_of_values
 from reference_runs.errors import InputError
-from reference_runs.model_sizes import dotless_name, folded_models, known_models
+from reference_runs.hugging_face.configuration import NotDescribedError
+from reference_runs.model_sizes import dotless_name, folded_models, known_models, packages
 from reference_runs.named_runs import any_of, folded_name, meant_run, named_runs, run_names
 from reference_runs.run import ReferenceRun
 
@@ -59,6 +60,47 @@ def model_of(
     return named_model(name, sequence=sequence), name
 
 
+def run_called(name: str, *, sequence: int | None = None, also: Iterable[str] = ()) -> ReferenceRun:
+    """The run that a command's argument means: recorded, of a run file, of a config.json, or of a line of models.toml.
+
+    Args:
+        sequence: tokens of a sample, which a configuration and models.toml do not say.
+        also: names that the caller takes besides; the refusal lists them.
+
+    Raises:
+        InputError: as `reference_run` and `configured_run`.
+    """
+    if name.endswith(".json"):
+        return configured_run(Path(name), sequence=sequence)
+    if (model := sized_model(name)) is not None:
+        try:
+            return run_of_values(known_models()[model].config, model, sequence=sequence)
+        except NotDescribedError as error:
+            what = f"no formula describes it: {error.reason}"
+            raise InputError(what, got=name, allowed="its config.json, which is traced") from error
+    return reference_run(name, also=also, near=known_models())
+
+
+def sized_model(name: str) -> str | None:
+    """The line of models.toml that a name means; None of a file, and where a recorded run is called so."""
+    if name.endswith((".json", ".toml")) or name in run_names() or named_runs(name):
+        return None
+    return folded_models().get(dotless_name(_short_name(name)))
+
+
+def answered_by_formula(name: str) -> bool:
+    """Whether an argument names a model, of which nothing was published that could be compared."""
+    return name.endswith(".json") or sized_model(name) is not None
+
+
+def name_with_source(name: str) -> str:
+    """A name as it is printed: a model of models.toml with the release in which its sizes were read."""
+    if (model := sized_model(name)) is None:
+        return name
+    package, _ = known_models()[model].sources[0]
+    return f"{model} (sizes of {packages()[package]['release'].replace('==', ' ')})"
+
+
 def has_model(directory: Path) -> bool:
     """Whether a model's config.json lies in a directory."""
     return is_file(found := directory / "config.json") and _names_model(found)
@@ -93,7 +135,7 @@ def named_model(name: str, *, sequence: int | None) -> ReferenceRun:
         UnknownModelError: none, or several.
     """
     name = name[:MOST_LETTERS]
-    short = _ENDINGS.sub("", folded_name(name).removeprefix("meta").removeprefix("nvidia")) or folded_name(name)
+    short = _short_name(name)
     for each in (name, short):
         if len(runs := named_runs(each)) == 1:
             return reference_run(runs[0])
@@ -105,6 +147,12 @@ def named_model(name: str, *, sequence: int | None) -> ReferenceRun:
         if words.search(name.casefold()):
             raise UnknownModelError(f"unknown model: by its name {what}, and only decoders of text are described")
     raise UnknownModelError("unknown model: put its config.json beside the file")
+
+
+def _short_name(name: str) -> str:
+    """A model's folded name without what does not change its sizes."""
+    folded = folded_name(name)
+    return _ENDINGS.sub("", folded.removeprefix("meta").removeprefix("nvidia")) or folded
 
 
 def _names_model(path: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from reference_runs.configurations.models import sized_model
 from reference_runs.errors import InputError
 from reference_runs.named_runs import meant_run, run_names
 from reference_runs.printable import csv_cell
@@ -55,7 +56,7 @@ def check_place(name: str | None) -> None:
     path = Path(name)
     begun = name.startswith(("/", "./", "../", "~")) or name.endswith("/") or name in (".", "..")
     if not begun and "/" in name:  # or the owner of a model in front of its name, as in meta-llama/Llama-3.1-8B
-        begun = path.parent.is_dir() or meant_run(name, run_names()) is None
+        begun = path.parent.is_dir() or (sized_model(name) is None and meant_run(name, run_names()) is None)
     if begun and not path.exists():
         raise InputError("no such file or directory", got=name)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from reference_runs.configurations.models import answered_by_formula, name_with_source
 from reference_runs.errors import InputError
 from reference_runs.machine_model import machine_model
 from suite.commands import exit_codes
@@ -46,7 +47,8 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A recorded run, a run file ending in .toml, config.json, FILE.py:FUNCTION, or a directory.",
+            help="A recorded run, a model such as Qwen3-32B, a run file ending in .toml, config.json, FILE.py:FUNCTION, "
+            "or a directory.",
             show_default=False,
         ),
     ] = None,
@@ -125,7 +127,7 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
     found = asked_question(run, asked)
     with seconds_reported("searching layouts", console(stderr=True)):
         answer = fit(every_switch(found.question) if any_software else found.question)
-    named = f"{run}, by formula" if run.endswith(".json") else found.run.name
+    named = f"{name_with_source(run)}, by formula" if answered_by_formula(run) else found.run.name
     if json:
         print_json(_entry(run, found, answer))
     else:
@@ -174,7 +176,7 @@ def _entry(run: str, found: AskedQuestion, answer: Fit) -> dict[str, Any]:
     shown = {"fastest": result.best[0] if result.best else None, "smallest": result.smallest}
     return {
         "run": run,
-        **({"answered_by": "formula"} if run.endswith(".json") else {}),
+        **({"answered_by": "formula"} if answered_by_formula(run) else {}),
         "accelerator": found.machine.accelerator.name,
         "accelerators": answer.question.ranks,
         "stack": found.machine.stack.name,

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from reference_runs.catalog import miniatures, reference_run
+from reference_runs.catalog import miniatures
 from reference_runs.configurations.configuration import Framework
 from reference_runs.configurations.document import read_document
 from reference_runs.configurations.kinds import software_of
-from reference_runs.configured_run import configured_run
+from reference_runs.configurations.models import run_called
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
@@ -65,7 +65,7 @@ def asked_question(name: str, asked: Asked, *, usual_stack: str | None = None) -
 
 
 def planned_run(name: str, *, sequence: int | None = None) -> ReferenceRun:
-    """The recorded run or the run file of that name, or the run that a config.json describes.
+    """The recorded run or the run file of that name, or the run that a config.json or models.toml describes.
 
     Args:
         sequence: tokens of a sample, which a configuration does not say.
@@ -73,13 +73,11 @@ def planned_run(name: str, *, sequence: int | None = None) -> ReferenceRun:
     Raises:
         InputError: there is none, no formula describes it, or it is a miniature.
     """
-    if name.endswith(".json"):
-        return configured_run(Path(name), sequence=sequence)
     minis = miniatures()
     if name in minis:
         raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
     try:
-        return reference_run(name, also=minis)
+        return run_called(name, sequence=sequence, also=minis)
     except InputError as error:
         if name.endswith(".toml") and (software := _other_software(Path(name))) is not None:
             what, allowed = f"a configuration of {software}, not a run file", "`fit` with its directory"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from reference_runs.accelerator import accelerator, accelerator_names
+from reference_runs.configurations.models import answered_by_formula
 from reference_runs.errors import InputError
 from reference_runs.incomplete import missing_keys
 from reference_runs.machine_model import machine_model
@@ -49,7 +50,10 @@ from suite.report.terminal.tables import console, print_folded
 def predict(  # noqa: PLR0913  # long: the command's options
     runs: Annotated[
         list[str],
-        typer.Argument(help="Recorded runs, miniatures, run files ending in .toml, config.json, or FILE.py:FUNCTION."),
+        typer.Argument(
+            help="Recorded runs, miniatures, models such as Qwen3-32B, run files ending in .toml, config.json, or "
+            "FILE.py:FUNCTION."
+        ),
     ],
     asked: Asked,
     tracing: TracedOptions,
@@ -192,7 +196,7 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None, softwar
         "edition": machine_model().edition,
         "figures": predicted.rows,
     }
-    if name.endswith(".json"):
+    if answered_by_formula(name):
         entry["answered_by"] = "formula"
     if predicted.machine:
         rival = software.rival and _departure(software.rival)

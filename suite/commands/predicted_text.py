@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 
 from reference_runs.catalog import miniatures, reference_run
+from reference_runs.configurations.models import answered_by_formula, name_with_source
 from reference_runs.layout import AXES, Layout, layout_text
 from reference_runs.miniature import miniature
 from reference_runs.run import ReferenceRun
@@ -119,8 +120,8 @@ def _published_of(run: ReferenceRun, *, complete: bool) -> str | None:
 def _first_line(name: str, predicted: Predicted) -> str:
     """The run, its accelerators and its software."""
     machine, layout = predicted.machine, predicted.layout
-    if name.endswith(".json"):
-        name = f"by formula: {name}"
+    if answered_by_formula(name):
+        name = f"by formula: {name_with_source(name)}"
     if machine is None:
         return name
     ranks = f"{layout.ranks:,} " if layout else ""

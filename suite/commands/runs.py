@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
+from reference_runs.model_sizes import known_models
 from reference_runs.units import printed
 from suite.commands.options import JsonLines, print_json
 from suite.job.slice import SUFFIX
@@ -33,4 +34,5 @@ def runs(json: JsonLines = False) -> None:
     print_table(out, rows, ["run", "title", "parameters", "reproduce with"])
     out.print()
     print_folded(out, f"what one accelerator of a run computes, at its true shapes: reproduce RUN{SUFFIX}", "")
+    print_folded(out, f"models by name, for `predict`, `fit` and `plan` alone: {', '.join(known_models())}", "")
     print_folded(out, f"accelerators for `show` and `predict --on`: {', '.join(accelerator_names())}", "")

@@ -6,13 +6,11 @@ import enum
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from reference_runs.accelerator import accelerator
-from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
 from reference_runs.run import Architecture, Position
@@ -274,8 +272,6 @@ def described_architecture(name: str) -> Architecture:
     Raises:
         InputError: there is none.
     """
-    if name.endswith(".json"):
-        return configured_run(Path(name)).architecture
     return planned_run(name).architecture
 
 

@@ -117,6 +117,7 @@ def test_dry_run_of_a_directory_takes_the_options_that_fill_in(
         (["fit", "DIRECTORY/none"], "no such file or directory; got"),
         (["fit", "none/none"], "no such file or directory; got none/none"),
         (["fit", "meta-llama/Llama-3.1-8B"], "did you mean llama3.1-8b?"),
+        (["fit", "Qwen/Qwen3-99"], "no such file or directory; got Qwen/Qwen3-99"),
         (["dry-run", "./none"], "no such file or directory; got ./none"),
         (["dry-run", "gpt2-124m", "--gpus", "8"], "--gpus: is of a directory"),
         (["dry-run", "DIRECTORY", "--mini"], "is of one run, not of a directory; got --mini"),

@@ -27,6 +27,13 @@ def test_the_first_line_is_the_answer(said):
     assert any(line.startswith("the fastest keeps ") for line in lines)
 
 
+def test_a_model_by_name_says_where_its_sizes_were_read(said, answered):
+    asked = ("Qwen/Qwen3-32B", "--on", "h100-sxm", "--gpus", "16", "--fix", "tp8,dp2,zero1,micro1,1f1b")
+    assert "qwen3-32b (sizes of megatron-bridge 0.3.1), by formula on 16 h100-sxm" in said("fit", *asked)
+    assert answered("fit", *asked)["answered_by"] == "formula"
+    assert said("predict", *asked[:-2], "--layout", "dp2,tp8").startswith("by formula: qwen3-32b (sizes of ")
+
+
 def test_samples_are_counted_in_words(said):
     for batch, words in (("1", "1 sample"), ("3", "3 samples")):
         asked = ["gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "1", "--batch", batch]

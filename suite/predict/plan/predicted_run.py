@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, miniatures, reference_run
-from reference_runs.configured_run import configured_run
+from reference_runs.configurations.models import run_called
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted
 from reference_runs.layout import Layout, layout_text, named_fields, parse_layout
@@ -178,7 +178,7 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     """The comparison of a run with what was published of it; of a miniature its figures.
 
     Args:
-        name: of a recorded run, of a miniature, a run file, or a configuration that a formula describes.
+        name: of a recorded run, of a miniature, a run file, or a model or its config.json that a formula describes.
 
     Raises:
         InputError: no such run, or something of the request that it does not have, or that does not go with it.
@@ -186,9 +186,7 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     minis = miniatures()
     if name in minis:
         return _predicted_miniature(name, request)
-    if name.endswith(".json"):
-        return prediction_of_run(configured_run(Path(name), sequence=request.training.sequence), request)
-    return prediction_of_run(reference_run(name, also=minis), request)
+    return prediction_of_run(run_called(name, sequence=request.training.sequence, also=minis), request)
 
 
 def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage: bool = True) -> Predicted:

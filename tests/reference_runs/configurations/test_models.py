@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reference_runs.configurations.models import UnknownModelError, model_of, named_model
+from reference_runs.configurations.models import UnknownModelError, model_of, named_model, run_called, sized_model
+from reference_runs.errors import InputError
 from suite.predict.analytic.parameters import parameter_count
 
 
@@ -60,3 +61,25 @@ def test_models_that_are_more_than_a_decoder_of_text_say_so(name: str, reads: st
 def test_an_unknown_name_or_one_without_its_size_is_said(name: str) -> None:
     with pytest.raises(UnknownModelError, match="unknown model"):
         named_model(name, sequence=None)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "qwen3-32b", "Qwen3-32B-Instruct"])
+def test_an_argument_names_a_model_of_the_table(name: str) -> None:
+    run = run_called(name, sequence=4096)
+    assert (run.name, run.architecture.sequence) == ("qwen3-32b", 4096)
+    assert parameter_count(run.architecture) / 1e9 == pytest.approx(32.8, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "meta-llama/Llama-3.1-8B", "DeepSeek-V3", "qwen3-32b.toml", "x"])
+def test_names_of_recorded_runs_and_files_mean_no_line_of_the_table(name: str) -> None:
+    assert sized_model(name) is None
+
+
+def test_a_model_that_no_formula_describes_is_said_with_what_would_do() -> None:
+    with pytest.raises(InputError, match="no formula describes it: .*soft caps.* config.json"):
+        run_called("google/gemma-2-9b")
+
+
+def test_a_near_name_of_the_table_is_suggested() -> None:
+    with pytest.raises(InputError, match="did you mean qwen3-32b"):
+        run_called("qwen3-33b")
