@@ -22,7 +22,7 @@ SDPA, FLEX = "sdpa", "flex"  # PyTorch's fused attention: scaled_dot_product_att
 
 @dataclass
 class TimedCases:
-    """What is timed in this process.
+    """Choice of functions to time in this process.
 
     Attributes:
         left_out: names of functions that are not.
