@@ -66,7 +66,9 @@ def axolotl(keys: Keys, path: Path) -> TrainingConfiguration:
     """
     read = _common(keys, path, micro="micro_batch_size", software=Framework.AXOLOTL)
     adapter = keys.text("adapter")
-    pure = Precision.FP32 if str(keys.values.get("bf16", "")).casefold() == "false" else Precision.BF16_PURE
+    autocast_off = str(keys.values.get("bf16", "")).casefold() == "false"
+    narrow = keys.flag("float16", "bfloat16")  # weights, gradients and moments in 16 bits: of fp16 the bytes of bf16
+    pure = Precision.FP32 if autocast_off and not narrow else Precision.BF16_PURE
     if keys.flag("fp16") and pure is Precision.FP32:
         pure = Precision.FP16
     copies, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")

@@ -47,8 +47,8 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A recorded run, a model such as Qwen3-32B, a run file ending in .toml, config.json, FILE.py:FUNCTION, "
-            "or a directory.",
+            help="A recorded run, a model such as Qwen3-32B, a run file ending in .toml, config.json, "
+            "FILE.py:FUNCTION, or a directory.",
             show_default=False,
         ),
     ] = None,

@@ -31,7 +31,7 @@ def test_a_model_by_name_says_where_its_sizes_were_read(said, answered):
     asked = ("Qwen/Qwen3-32B", "--on", "h100-sxm", "--gpus", "16", "--fix", "tp8,dp2,zero1,micro1,1f1b")
     assert "qwen3-32b (sizes of megatron-bridge 0.3.1), by formula on 16 h100-sxm" in said("fit", *asked)
     assert answered("fit", *asked)["answered_by"] == "formula"
-    assert said("predict", *asked[:-2], "--layout", "dp2,tp8").startswith("by formula: qwen3-32b (sizes of ")
+    assert said("predict", *asked[:-2], "--layout", "tp8,pp2,sp").startswith("by formula: qwen3-32b (sizes of ")
 
 
 def test_samples_are_counted_in_words(said):

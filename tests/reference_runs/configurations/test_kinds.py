@@ -116,6 +116,20 @@ def test_axolotl_says_adapters_moments_and_batch(tmp_path: Path) -> None:
     assert (read.moments, read.micro_batch, read.accumulation, read.shorter) == (Moments.FP8, 2, 4, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("bf16: false", Precision.FP32),
+        ("bf16: false\nfloat16: true", Precision.BF16_PURE),
+        ("bf16: false\nfp16: true", Precision.FP16),
+        ("bfloat16: true", Precision.BF16_PURE),
+    ],
+)
+def test_axolotl_says_the_dtype_of_weights(tmp_path: Path, words: str, precision: Precision) -> None:
+    text = "base_model: openlm-research/open_llama_3b\nmicro_batch_size: 2\nsequence_len: 1024\n" + words
+    assert _read(tmp_path / "full.yml", text).precision is precision
+
+
 def test_a_deepspeed_file_that_a_configuration_names_is_read_from_beside_it_or_from_above(tmp_path: Path) -> None:
     below = tmp_path / "examples" / "train"
     below.mkdir(parents=True)
