@@ -108,7 +108,7 @@ def ratio(others: Sequence[float], ours: Sequence[float]) -> Ratio:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The machine and software of the record; one line a pass of a case of the kernels, one line a way of the parts of a step."""
+    """The machine and software of the record, then a line for each pass of a kernel's case and each way of a part."""
     every = rows(record)
     kernels, parts = ([row for row in every if (row.kernel == STEP_PART) == is_part] for is_part in (False, True))
     lines = _preface(record, every)
