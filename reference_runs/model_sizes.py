@@ -79,13 +79,16 @@ def packages() -> dict[str, dict[str, str]]:
 
 
 @functools.cache
-def folded_models() -> dict[str, str]:
-    """The names in the table as `dotless_name` gives them, each with its line's name."""
-    return {dotless_name(each): name for name, line in known_models().items() for each in (name, *line.also)}
+def folded_models() -> dict[str, tuple[str, str]]:
+    """The names in the table as `dotless_name` gives them, each with itself and its line's name."""
+    return {dotless_name(each): (each, name) for name, line in known_models().items() for each in (name, *line.also)}
 
 
 def dotless_name(model: str) -> str:
-    """A model's name as `folded_name` gives it, without dots: torchtune's qwen2_5_7b is Qwen2.5-7B."""
+    """A model's name as `folded_name` gives it, without dots: torchtune's qwen2_5_7b is Qwen2.5-7B.
+
+    So is qwen2-57b; see `has_sizes`.
+    """
     return folded_name(model).replace(".", "")
 
 

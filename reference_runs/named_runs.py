@@ -11,6 +11,7 @@ from reference_runs.errors import nearest
 
 RUNS = Path(__file__).parent / "runs"
 _SIZE = re.compile(r"-(?:\d+x)?[\d.]+[bm](?:-.*)?$")
+_SIZES = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")
 _ENDINGS = ("hf", "base", "pretrain", "pretraining", "instruct", "chat", "v0.1", "v0.3", "base8k")
 # models of other names with the shape of a recorded one, and shorter names of those recorded
 _ALSO = {
@@ -38,30 +39,42 @@ def folded_name(model: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "", model.rpartition("/")[2].casefold())
 
 
+def has_sizes(asked: str, name: str) -> bool:
+    """Whether what is asked for has each size that is in a model's name: "pythia-14b" does not have that of 1.4b.
+
+    A size's dot may be "_": "qwen2_5_0_5b" has 0.5b.
+    """
+    own = asked.rpartition("/")[2].casefold()
+    sizes = (size.replace(".", "[._]") for size in _SIZES.findall(name))
+    return all(re.search(rf"(?<![\d.]){size}", own) for size in sizes)
+
+
 @functools.cache
-def _names() -> dict[str, list[str]]:
-    """Folded names -> the run; a name without its size -> the runs of all sizes."""
-    names: dict[str, list[str]] = {}
+def _names() -> dict[str, tuple[str, list[str]]]:
+    """Folded names -> the name, and the run; a name without its size -> the runs of all sizes."""
+    names: dict[str, tuple[str, list[str]]] = {}
     for name in run_names():
-        names.setdefault(folded_name(_SIZE.sub("", name)), []).append(name)
+        sizeless = _SIZE.sub("", name)
+        names.setdefault(folded_name(sizeless), (sizeless, []))[1].append(name)
     for name, run in (_ALSO | {run: run for run in run_names()}).items():
-        names[folded_name(name)] = [run]
-    return {name.replace(".", ""): runs for name, runs in names.items()} | names
+        names[folded_name(name)] = (name, [run])
+    return {folded.replace(".", ""): runs for folded, runs in names.items()} | names
 
 
 def named_runs(model: str) -> list[str]:
     """The recorded runs of the model that is called so; several where its size is not said.
 
     Letters' case, what stands between them, an owner in front ("meta-llama/"), endings such as "-hf", and that a head
-    for further tokens is left out ("w/o MTP") do not count; nor does a missing dot: "llama31-405b". What else stands in
-    brackets does: "Llama 2 (7B)" is llama2-7b, "GPT3 (1.3B)" no recorded run.
+    for further tokens is left out ("w/o MTP") do not count; nor does a missing dot of a version: "llama31-405b", but not
+    "llama3-18b". What else stands in brackets does: "Llama 2 (7B)" is llama2-7b, "GPT3 (1.3B)" no recorded run.
     """
     folded = folded_name(re.sub(r"\(?w/o mtp\)?", "", model, flags=re.IGNORECASE))
     for ending in ("", *_ENDINGS):
         if folded.endswith(ending):
             short = folded.removesuffix(ending).removeprefix("meta").removeprefix("nvidia")
-            if found := _names().get(short):
-                return found
+            name, runs = _names().get(short, ("", []))
+            if runs and has_sizes(model, name):
+                return runs
     return []
 
 

@@ -13,7 +13,7 @@ from reference_runs.configured_run import configured_run, run_of_values
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.configuration import NotDescribedError
 from reference_runs.model_sizes import dotless_name, folded_models, known_models, packages
-from reference_runs.named_runs import any_of, folded_name, meant_run, named_runs, run_names
+from reference_runs.named_runs import any_of, folded_name, has_sizes, meant_run, named_runs, run_names
 from reference_runs.run import ReferenceRun
 
 MOST_LETTERS = 200  # of a model's name that are read
@@ -85,7 +85,7 @@ def sized_model(name: str) -> str | None:
     """The line of models.toml that a name means; None of a file, and where a recorded run is called so."""
     if name.endswith((".json", ".toml")) or name in run_names() or named_runs(name):
         return None
-    return folded_models().get(dotless_name(_short_name(name)))
+    return _line_of(name)
 
 
 def answered_by_formula(name: str) -> bool:
@@ -141,12 +141,18 @@ def named_model(name: str, *, sequence: int | None) -> ReferenceRun:
             return reference_run(runs[0])
         if runs:
             raise UnknownModelError("unknown model: its name says no size", allowed=any_of(runs))
-    if (line := folded_models().get(dotless_name(short))) is not None:
+    if (line := _line_of(name)) is not None:
         return run_of_values(known_models()[line].config, name, sequence=sequence)
     for what, words in _OTHERS.items():
         if words.search(name.casefold()):
             raise UnknownModelError(f"unknown model: by its name {what}, and only decoders of text are described")
     raise UnknownModelError("unknown model: put its config.json beside the file")
+
+
+def _line_of(name: str) -> str | None:
+    """The line of models.toml of that name."""
+    spelled, line = folded_models().get(dotless_name(_short_name(name)), ("", None))
+    return line if has_sizes(name, spelled) else None
 
 
 def _short_name(name: str) -> str:

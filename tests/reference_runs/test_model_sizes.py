@@ -7,9 +7,11 @@ from collections import Counter
 
 import pytest
 
+from reference_runs.configurations.models import sized_model
 from reference_runs.configured_run import run_of_values
 from reference_runs.hugging_face.configuration import NotDescribedError
 from reference_runs.model_sizes import dotless_name, known_models
+from reference_runs.named_runs import named_runs, run_names
 from suite.predict.analytic.parameters import parameter_count
 
 # Tensors of the released weights, to the unit
@@ -87,3 +89,24 @@ def test_models_of_known_sizes_that_no_formula_describes_say_why(name: str) -> N
 def test_no_two_models_have_one_name() -> None:
     again = Counter(dotless_name(each) for name, model in known_models().items() for each in (name, *model.also))
     assert [name for name, count in again.items() if count > 1] == []
+
+
+def _other_sizes() -> list[str]:
+    """Names in which a dot is left out or elsewhere so that the size is another: 14b of 1.4b, 2-57b of 2.5-7b."""
+    names = [*run_names(), *(each for name, model in known_models().items() for each in (name, *model.also))]
+    tenfold = (re.sub(r"(\d)\.(\d+[bm])", r"\1\2", name) for name in names)
+    tenth = (re.sub(r"(\d)(\d[bm])\b", r"\1.\2", name) for name in names)
+    moved = (re.sub(r"(\d)[.-]?(\d)-([\d.]+[bm])", r"\1-\2\3", name) for name in names)
+    joined = (re.sub(r"(\d)-([\d.]+[bm])", r"\1\2", name) for name in names)
+    return sorted({*tenfold, *tenth, *moved, *joined} - {*names})
+
+
+@pytest.mark.parametrize("name", _other_sizes())
+def test_a_name_whose_size_is_another_is_of_no_model(name: str) -> None:
+    assert sized_model(name) is None
+    assert named_runs(name) == []
+
+
+def test_names_of_other_sizes_are_those_of_all_dots() -> None:
+    others = {"pythia-14b", "pythia-28b", "qwen3-17b", "qwen2-15b", "qwen2-57b", "llama3-18b", "pythia-1.2b"}
+    assert others <= {*_other_sizes()}
