@@ -19,6 +19,8 @@ NOT_TIMED |= {"between_blocks", "clipped_update"}
 SHARED_LAYOUTS = ("tp2", "pp2", "dp2,zero3")
 SHORT_MINIATURE = "gpt2-mini"
 SHORT_KERNEL = "layer_norm-bf16-4096x768"
+SHORT_STEP_PART = "between_blocks-bf16-16384x768"
+FIRST_STEPS = 3  # GPT-2 124M plain, by default, and with all optimizations
 BENCHMARKED = ("pytest", "pytest_benchmark", "triton")
 
 
@@ -26,6 +28,7 @@ def parts(device: str, *, short: bool = False) -> list[HourPart]:
     """All parts for "cuda" or "cpu"; with `short` a few steps or sizes of each, for tests."""
     here = ("--device", device)
     results = ("--results", RESULTS)
+    steps = measurements(short=short)
     found = [
         HourPart(
             name="environment",
@@ -41,9 +44,10 @@ def parts(device: str, *, short: bool = False) -> list[HourPart]:
             arguments=("suite.execute.probe.rates", device),
             seconds=120.0,
         ),
-        *measurements(short=short),
+        *steps[:FIRST_STEPS],
+        _step_parts(short),
+        *steps[FIRST_STEPS:],
         _kernel_tests(short),
-        *(() if short else (_step_parts(),)),
         *_kernel_table(FORMULAS if not short else (SHORT_KERNEL,), bf16=True),
         HourPart(
             name="calibrate",
@@ -95,12 +99,13 @@ def _kernel_tests(short: bool) -> HourPart:
     )
 
 
-def _step_parts() -> HourPart:
+def _step_parts(short: bool) -> HourPart:
+    selected = f"[{STEP_PART}-{SHORT_STEP_PART if short else ''}"
     return HourPart(
         name="parts of a step",
         kind=PartKind.KERNELS,
         shows="the time of each part of GPT-2's step by PyTorch's way, and with each optimization",
-        arguments=("benchmarks.kernels", "-k", f"[{STEP_PART}-", f"--benchmark-storage={RESULTS}/kernels"),
+        arguments=("benchmarks.kernels", "-k", selected, f"--benchmark-storage={RESULTS}/kernels"),
         seconds=300.0,
         modules=BENCHMARKED,
         needs_cuda=True,

@@ -33,7 +33,7 @@ def test_every_part_has_its_own_file_and_keeps_what_it_makes_in_the_results() ->
 
 
 def test_the_order_is_by_value_and_nothing_that_the_node_can_show_is_left_out() -> None:
-    first = ["environment", "rates", "gpt2-124m plain", "gpt2-124m", "gpt2-124m all"]
+    first = ["environment", "rates", "gpt2-124m plain", "gpt2-124m", "gpt2-124m all", "parts of a step"]
     first += ["gpt2-1558m-b64 plain", "gpt2-1558m-b64", "gpt2-1558m-b64 all", "gpt2-1558m"]
     first += [*(f"gpt2-124m {name.value}" for name in possible("gpt2-124m"))]
     first += ["gpt2-124m triton", "gpt2-1558m-b64 triton", "gpt2-1558m-b64 fp8-current", "llama3.1-8b slice"]
@@ -49,9 +49,18 @@ def test_a_part_of_a_kernel_has_cases_to_time() -> None:
     timed = {case.kernel for case in cases(torch.device("cuda"))}
     named = {part.name.split()[1] for part in parts("cuda") if part.name.startswith("kernel ")}
     assert named - {"tests"} == timed - {"sign_pack", STEP_PART}
-    (ways,) = [part for part in parts("cuda") if part.name == "parts of a step"]
-    assert ways.arguments[1:3] == ("-k", f"[{STEP_PART}-")
-    assert ways.seconds == 300
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_parts_of_a_step_follow_the_first_three_steps_and_have_cases_to_time(short: bool) -> None:
+    found = parts("cuda", short=short)
+    (place,) = [place for place, part in enumerate(found) if part.name == "parts of a step"]
+    assert [part.name for part in found[place - 3 : place]] == ["gpt2-124m plain", "gpt2-124m", "gpt2-124m all"]
+    selected = found[place].arguments[found[place].arguments.index("-k") + 1]
+    names = [f"[{case.name}-" for case in cases(torch.device("cuda"))]
+    chosen_names = [name for name in names if selected in name]
+    assert chosen_names == ([f"{selected}-"] if short else [name for name in names if name.startswith("[gpt2_step-")])
+    assert found[place].seconds == 300
 
 
 def test_measurements_are_bounded_and_what_is_asked_is_asked_of_bf16_by_default_alone() -> None:
