@@ -13,9 +13,7 @@ from suite.machine.packages import PACKAGES
 from suite.predict.analytic.kernel_cost import FORMULAS
 from suite.records.kernel_runs import STEP_PART
 
-# Of the formulas, those that no kernel has, and 1-bit compression, which no step on one GPU has
-NOT_TIMED = {"sign_pack", "sign_unpack", "attention", "linear_gelu", "linear_gelu_backward", "linear_gradients"}
-NOT_TIMED |= {"between_blocks", "clipped_update"}
+NOT_TIMED = {"sign_pack", "sign_unpack"}  # 1-bit compression, which no step on one GPU has
 SHARED_LAYOUTS = ("tp2", "pp2", "dp2,zero3")
 SHORT_MINIATURE = "gpt2-mini"
 SHORT_KERNEL = "layer_norm-bf16-4096x768"

@@ -1,4 +1,4 @@
-"""Least bytes and arithmetic of the kernels in `kernels/`, by their names, and of attention.
+"""Least bytes and arithmetic of the kernels in `kernels/`, and of parts of GPT-2's step, by their names.
 
 Bytes: inputs read, outputs written, once each. Weights and biases of rows, and what is kept or added up a row or a
 program, are left out: under 1 % of the rest from a few hundred rows and columns on. Sizes are numbers of elements,
@@ -32,19 +32,19 @@ class KernelCost(NamedTuple):
 
 
 def kernel_bytes(name: str, **sizes: int) -> KernelCost:
-    """Least bytes of one call of the kernel `name`, forward and backward; sizes are those of its formula below.
+    """Least bytes of one call of a kernel or a part of a step, forward and backward; sizes are those of its formula.
 
     Raises:
-        ValueError: no such kernel.
+        ValueError: no such name.
     """
-    return _formula(FORMULAS, name)(**sizes)
+    return _formula({**FORMULAS, **STEP_FORMULAS}, name)(**sizes)
 
 
 def kernel_flop(name: str, variant: str = "", **sizes: int) -> KernelCost:
-    """Arithmetic of one call of the kernel `name`; sizes are those of `kernel_bytes`.
+    """Arithmetic of one call of a kernel or a part of a step; sizes are those of `kernel_bytes`.
 
     Raises:
-        ValueError: no such kernel.
+        ValueError: no such name.
     """
     return _formula(FLOP_FORMULAS, name)(variant, sizes)
 
@@ -180,13 +180,17 @@ FORMULAS: Mapping[str, Callable[..., KernelCost]] = {
     "swiglu": _tensors(3, 5),  # as of geglu
     "rotary": _rotary,
     "masked_softmax": _masked_softmax,
-    "attention": _attention,
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "adamw": _adamw,
     "gradient_norm": _gradient_norm,
     "sign_pack": _sign_pack,
     "sign_unpack": _sign_unpack,
+}
+
+# of parts of a step, which no kernel in `kernels/` computes by itself
+STEP_FORMULAS: Mapping[str, Callable[..., KernelCost]] = {
+    "attention": _attention,
     "linear_gelu": _linear_gelu,
     "linear_gelu_backward": _linear_gelu,
     "linear_gradients": _linear_gradients,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from suite.paths import ROOT
-from suite.predict.analytic.kernel_cost import FLOP_FORMULAS, FORMULAS, kernel_bytes, kernel_flop
+from suite.predict.analytic.kernel_cost import FLOP_FORMULAS, FORMULAS, STEP_FORMULAS, kernel_bytes, kernel_flop
 
 M, N, V = 48, 640, 5000
 SIZES = {"rows": M, "columns": N, "element_bytes": 2}
@@ -77,7 +77,7 @@ def test_bytes_are_those_of_the_tensors_that_are_read_and_written() -> None:
         if [found.forward, found.backward or 0] != counted:
             wrong.append((name, sizes, found, counted))
     assert wrong == []
-    assert {name for name, *_ in MOVED} == set(FORMULAS)
+    assert {name for name, *_ in MOVED} == {*FORMULAS, *STEP_FORMULAS}
 
 
 def test_every_kernel_has_a_formula() -> None:
@@ -156,7 +156,7 @@ def test_arithmetic_is_what_each_element_goes_through() -> None:
         if kernel_flop(name, variant, **sizes) != (forward, backward)
     ]
     assert wrong == []
-    assert {name for name, *_ in ARITHMETIC} == set(FLOP_FORMULAS) == set(FORMULAS)
+    assert {name for name, *_ in ARITHMETIC} == set(FLOP_FORMULAS) == {*FORMULAS, *STEP_FORMULAS}
 
 
 @pytest.mark.parametrize("prefix", [0, 16, 48, 64])
