@@ -7,11 +7,12 @@ was at hand to read again). A file is a GlobalMetadata, then Nodes, each with it
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from suite.paths import whole_file
 from suite.predict.timeline.execution_trace import COLLECTIVES, TraceNode, TraceNodeKind, process_groups
 from suite.predict.timeline.wire_format import chosen_number, delimited, message, number, packed, text
 
@@ -72,23 +73,35 @@ def _attribute(name: str, field: int, value: int) -> bytes:
 def write_traces(directory: Path, traces: Mapping[int, Sequence[TraceNode]]) -> list[Path]:
     """Write step.RANK.et for each rank, and `GROUPS`: number of each group, and its ranks.
 
-    Traces of an earlier step in the directory are removed, so that no ranks of it stand among the new ones.
+    A new directory appears once it is whole. In one that exists the files are moved into place once all are written;
+    traces of an earlier step are removed then, so that no ranks of it stand among the new ones.
 
     Raises:
         OSError: a file cannot be written or removed.
     """
-    directory.mkdir(exist_ok=True)
+    exists = directory.is_dir()
+    temporary = (directory if exists else directory.parent) / f".{os.urandom(4).hex()}.chakra"
+    groups = process_groups(traces)
+    try:
+        temporary.mkdir()
+        for rank, nodes in traces.items():
+            (temporary / f"step.{rank}.et").write_bytes(trace_bytes(rank, nodes, groups))
+        named = {str(number): list(ranks) for ranks, number in groups.items()}
+        (temporary / GROUPS).write_text(json.dumps(named) + "\n", encoding="utf-8")
+        written = [directory / path.name for path in temporary.iterdir()]
+        if exists:
+            _remove_traces(directory)
+            for path in written:
+                (temporary / path.name).replace(path)
+        else:
+            temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return written
+
+
+def _remove_traces(directory: Path) -> None:
+    """Remove the traces of an earlier step."""
     for path in [*directory.iterdir()]:
         if _TRACE_NAME.fullmatch(path.name) and not path.is_dir():
             path.unlink()
-    groups = process_groups(traces)
-    written = []
-    for rank, nodes in traces.items():
-        path = directory / f"step.{rank}.et"
-        with whole_file(path) as temporary:
-            temporary.write_bytes(trace_bytes(rank, nodes, groups))
-        written.append(path)
-    with whole_file(directory / GROUPS) as temporary:
-        named = {str(number): list(ranks) for ranks, number in groups.items()}
-        temporary.write_text(json.dumps(named) + "\n", encoding="utf-8")
-    return [*written, directory / GROUPS]

@@ -14,6 +14,7 @@ from reference_runs.layout import parse_layout as parsed_layout
 from reference_runs.placement import coordinates
 from suite.__main__ import main
 from suite.predict.analytic.process_groups import group_ranks
+from suite.predict.timeline import chakra_files
 from suite.predict.timeline.rank_groups import group_of, rank_at
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
@@ -241,6 +242,30 @@ def test_force_removes_the_traces_of_an_earlier_step_and_nothing_else(capsys, tm
     capsys.readouterr()
     ranks = {f"step.{rank}.et" for rank in range(8)}
     assert {path.name for path in tmp_path.iterdir()} == others | ranks | {"step.9.et", "comm_groups.json"}
+
+
+@pytest.mark.parametrize("before", [None, {}, {"step.1.et": "old", "comm_groups.json": "old", "notes.txt": "mine"}])
+def test_an_interrupted_write_leaves_the_directory_as_it_was(tmp_path, monkeypatch, before):
+    directory = tmp_path / "traces"
+    if before is not None:
+        directory.mkdir()
+        for name, text in before.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    written = []
+
+    def interrupted(rank, nodes, groups):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(rank)
+        return b"half"
+
+    monkeypatch.setattr(chakra_files, "trace_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chakra_files.write_traces(directory, {rank: [] for rank in range(8)})
+    assert len(written) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"] * (before is not None)
+    if before is not None:
+        assert {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()} == before
 
 
 @pytest.mark.parametrize("words", ["dp4,tp2,pp2,cp2,ep2", "dp2,tp4,order-tp-pp-dp-cp,pp2,cp2", "dp8,zero3,shard4"])
