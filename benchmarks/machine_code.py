@@ -2,10 +2,10 @@
 
     python -m benchmarks.machine_code gpt2-124m --kernel row_norm --target sm_100
 
-The model of a run runs on tensors without memory, forward and backward over one micro-batch, and every launch of Triton
-is noted with its arguments; then each is compiled for the target, by default sm_90. Runs are GPT-2 as recorded, and
-miniatures in their GPU size. Nothing is measured or predicted. Exit code 0; 2: bad
-usage, or Triton cannot compile here.
+The model of a run runs on tensors without memory, forward and backward over one micro-batch; two matrices of a layer
+are clipped and updated in one pass. Every launch of Triton is noted with its arguments, then compiled for the target,
+by default sm_90. Runs are GPT-2 as recorded, and miniatures in their GPU size. Nothing is measured or predicted. Exit
+code 0; 2: bad usage, or Triton cannot compile here.
 
 Column "at once": programs that a multiprocessor holds at the same time, by registers, shared memory and warps. Column
 "in flight": kB that its loads have on the way at most, these programs times their threads times the bytes that a thread
@@ -192,12 +192,46 @@ def model_launches(
     return found
 
 
+def update_launches(architecture: Architecture, recipe: Recipe, target: CompilationTarget) -> list[KernelLaunch]:
+    """Launches that clip and update the two matrices of a feed-forward part in one pass, masters and gradients in fp32.
+
+    The tensors have memory, whose addresses the kernels' table needs.
+    """
+    from kernels.adamw import adamw
+    from kernels.gradient_norm import gradient_norm
+    from suite.execute.precision import DTYPES
+
+    shape = (architecture.ffn_hidden, architecture.hidden)
+
+    def matrices(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [torch.empty(size, dtype=dtype) for size in (shape, shape[::-1])]
+
+    weights, gradients, first_moments, second_moments = (matrices() for _ in range(4))
+    narrow = DTYPES[recipe.precision]
+    with launches_noted(target) as found:
+        adamw(
+            *(weights, gradients, first_moments, second_moments),
+            step=1,
+            learning_rate=1e-3,
+            beta1=0.9,
+            beta2=0.95,
+            epsilon=1e-8,
+            weight_decay=0.1,
+            gradient_factor=gradient_norm(gradients),
+            copies=None if narrow is torch.float32 else matrices(narrow),
+        )
+    return found
+
+
 def run_launches(name: str, target: CompilationTarget) -> list[KernelLaunch]:
-    """Launches of one micro-batch of a run: GPT-2 as recorded, a miniature in its GPU size."""
+    """Launches of one micro-batch and of an update of a run: GPT-2 as recorded, a miniature in its GPU size."""
     if name in GPT2_RUNS:
-        return model_launches(*reference_run(name).workload, target)
-    small = miniature(reference_run(miniatures()[name]), "cuda", ranks=1)
-    return model_launches(small.architecture, small.recipe, small.layout, target)
+        architecture, recipe, layout = reference_run(name).workload
+    else:
+        small = miniature(reference_run(miniatures()[name]), "cuda", ranks=1)
+        architecture, recipe, layout = small.architecture, small.recipe, small.layout
+    launches = model_launches(architecture, recipe, layout, target)
+    return launches + update_launches(architecture, recipe, target)
 
 
 class _Driver:

@@ -104,9 +104,20 @@ def test_bad_usage_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 @pytest.mark.rare  # compiles one kernel in a process of its own
-def test_a_row_names_the_kernels_of_a_run_s_micro_batch() -> None:
+@pytest.mark.parametrize(
+    ("run", "kernel", "cells"),
+    [
+        (
+            "glm-mini",
+            "rotary",
+            [["| rotary._kernel", launches, *("8 x 12 x 1024 x 64 float16", "768 x 8")] for launches in ("34", "17")],
+        ),
+        ("gpt2-124m", "adamw", [["| adamw._kernel", "1", "3072 x 768 float32", "4608 x 4"]]),
+    ],
+)
+def test_a_row_names_the_kernels_of_a_run_s_step(run: str, kernel: str, cells: list[list[str]]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.machine_code", "glm-mini", "--kernel", "rotary"],
+        [sys.executable, "-m", "benchmarks.machine_code", run, "--kernel", kernel],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
@@ -115,6 +126,4 @@ def test_a_row_names_the_kernels_of_a_run_s_micro_batch() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines()[2:]]
-    assert [row[:4] for row in rows] == [
-        ["| rotary._kernel", launches, "8 x 12 x 1024 x 64 float16", "768 x 8"] for launches in ("34", "17")
-    ]
+    assert [row[:4] for row in rows] == cells
