@@ -65,8 +65,9 @@ def named_runs(model: str) -> list[str]:
     """The recorded runs of the model that is called so; several where its size is not said.
 
     Letters' case, what stands between them, an owner in front ("meta-llama/"), endings such as "-hf", and that a head
-    for further tokens is left out ("w/o MTP") do not count; nor does a missing dot of a version: "llama31-405b", but not
-    "llama3-18b". What else stands in brackets does: "Llama 2 (7B)" is llama2-7b, "GPT3 (1.3B)" no recorded run.
+    for further tokens is left out ("w/o MTP") do not count; nor does a missing dot of a version: "llama31-405b" is
+    llama3.1-405b, and "llama3-18b" none. What else stands in brackets does: "Llama 2 (7B)" is llama2-7b, "GPT3 (1.3B)"
+    no recorded run.
     """
     folded = folded_name(re.sub(r"\(?w/o mtp\)?", "", model, flags=re.IGNORECASE))
     for ending in ("", *_ENDINGS):

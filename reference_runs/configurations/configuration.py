@@ -14,6 +14,7 @@ from reference_runs.quantities import MOST
 from reference_runs.run import Moments, Optimizer, Precision
 
 Value = TypeVar("Value")
+OF_NODE = ("auto", "cpu", "gpu", "xpu")  # torchrun's --nproc-per-node: as many as the node has
 COMPUTED = re.compile(r"\$[\w{(@*#?]|`")  # of a shell: variables, arguments, commands
 
 
@@ -110,20 +111,25 @@ class ComputedError(InputError):
 
 
 class Keys:
-    """The values of one configuration, by dotted key; each is asked for by name, and has its type checked."""
+    """The values of one configuration, by dotted key; each is asked for by name, and has its type checked.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    Args:
+        has_auto: whether "auto" is as absent, as in DeepSpeed's files.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, has_auto: bool = False) -> None:
         self.values = values
+        self._absent = (None, "", "None", "null", *(("auto",) if has_auto else ()))
 
     def given(self, *names: str) -> str | None:
-        """The first of `names` that is there and not null; "auto" is as absent."""
-        return next((name for name in names if self.values.get(name) not in (None, "", "auto", "None", "null")), None)
+        """The first of `names` that is there and not null."""
+        return next((name for name in names if self.values.get(name) not in self._absent), None)
 
-    def count(self, *names: str, least: int = 1, automatic: tuple[int, ...] = ()) -> int | None:
+    def count(self, *names: str, least: int = 1, automatic: tuple[int | str, ...] = ()) -> int | None:
         """The whole number of the first of `names` that is there; None where none is.
 
         Args:
-            automatic: numbers that mean the same as no number, by the software's documentation.
+            automatic: values that mean the same as no number, by the software's documentation.
 
         Raises:
             InputError: another value, or less than `least`.
@@ -132,6 +138,8 @@ class Keys:
         if (name := self.given(*names)) is None:
             return None
         value = self._known(name)
+        if isinstance(value, str) and value in automatic:
+            return None
         try:
             number = float(value.replace("_", "") if isinstance(value, str) else value)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -144,7 +152,7 @@ class Keys:
             raise self._wrong(name, f"{least} or more")
         return int(number)
 
-    def size(self, *names: str, automatic: tuple[int, ...] = ()) -> int:
+    def size(self, *names: str, automatic: tuple[int | str, ...] = ()) -> int:
         """As `count`; 1 where it is not said.
 
         Raises:

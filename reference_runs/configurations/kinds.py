@@ -65,11 +65,10 @@ def read_file(path: Path) -> ReadFile | str:
     software = software_of(document)
     if isinstance(software, str) and not isinstance(software, Framework):
         return software
-    keys = Keys(_with_tables(document.values))
     unknown = misspelled(software, document.values)
     wrong = {each.word for each in unknown}
-    if wrong:
-        keys = Keys({name: value for name, value in keys.values.items() if not wrong & set(name.split("."))})
+    values = {name: value for name, value in _with_tables(document.values).items() if not wrong & {*name.split(".")}}
+    keys = Keys(values, has_auto=software is Framework.DEEPSPEED)
     return ReadFile(_configuration(software, keys, document.values, path), unknown)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reference_runs.configurations.configuration import (
+    OF_NODE,
     ConfiguredAdapters,
     Framework,
     Keys,
@@ -170,7 +171,7 @@ def _of_provider(target: str) -> str:
 def _ranks(keys: Keys) -> int | None:
     """Accelerators: those of a node times nodes, as torchrun or a recipe's launcher is asked for them."""
     world, nodes = keys.count("world_size", "num_gpus", "ngpus"), keys.count("nnodes", "num_nodes")
-    of_node = keys.count("nproc_per_node", "gpus_per_node", "devices")
+    of_node = keys.count("nproc_per_node", "gpus_per_node", "devices", automatic=OF_NODE)
     return world or (of_node * (nodes or 1) if of_node is not None else None)
 
 

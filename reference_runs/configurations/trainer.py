@@ -13,6 +13,7 @@ from typing import Any
 
 from reference_runs.configurations import deepspeed
 from reference_runs.configurations.configuration import (
+    OF_NODE,
     ConfiguredAdapters,
     Framework,
     Keys,
@@ -135,7 +136,8 @@ def accelerate(keys: Keys) -> TrainingConfiguration:
     kind, notes = keys.text("distributed_type").upper(), ["micro-batch of 1, which it does not say"]
     stage, offload, stack = 0, Offload.NONE, STACK
     if kind == "DEEPSPEED":
-        inner = Keys({name.removeprefix("deepspeed_config."): value for name, value in keys.values.items()})
+        values = {name.removeprefix("deepspeed_config."): value for name, value in keys.values.items()}
+        inner = Keys(values, has_auto=True)
         stage, offload, stack = deepspeed.zero_stage(inner), deepspeed.offload(inner), deepspeed.STACK
     elif kind == "FSDP":
         stage, offload = 3, Offload.STATE if keys.flag("fsdp_config.fsdp_offload_params") else Offload.NONE
@@ -168,19 +170,20 @@ _SMALLER = (  # keys that make memory smaller in a way of their own
 def _common(keys: Keys, path: Path, *, micro: str, software: Framework) -> TrainingConfiguration:
     """Keys that Trainer, axolotl and LLaMA-Factory have in common."""
     stage, offload, precision, notes = 0, Offload.NONE, None, []
-    stack, ranks = STACK, keys.count("num_processes", "nproc_per_node")
-    inner = Keys({k.removeprefix("deepspeed."): v for k, v in keys.values.items() if k.startswith("deepspeed.")})
+    stack, ranks = STACK, keys.count("num_processes", "nproc_per_node", automatic=OF_NODE)
+    inner = {k.removeprefix("deepspeed."): v for k, v in keys.values.items() if k.startswith("deepspeed.")}
     if name := keys.text("deepspeed"):
         named = beside(path, name)
         if named is None:
             raise InputError(f"deepspeed: {name} is not there", allowed="a file beside it, or in a directory above")
-        inner = Keys(flat(_of_deepspeed(named, name)))
+        inner = flat(_of_deepspeed(named, name))
     refused: list[str] = []
     if software in (Framework.TRAINER, Framework.LLAMA_FACTORY) and keys.flag("bf16") and keys.flag("fp16"):
         refused.append("bf16 and fp16 are both true")
-    if inner.values:
-        read = deepspeed.deepspeed(inner)
-        refused += [*read.refused, *_mismatches(keys, inner, micro=micro, ranks=ranks)]
+    if inner:
+        of_deepspeed = Keys(inner, has_auto=True)
+        read = deepspeed.deepspeed(of_deepspeed)
+        refused += [*read.refused, *_mismatches(keys, of_deepspeed, micro=micro, ranks=ranks)]
         stage, offload, precision, stack = read.zero_stage, read.offload, read.precision, deepspeed.STACK
     elif keys.given("fsdp") is not None or keys.within("fsdp_config"):
         stage = 3

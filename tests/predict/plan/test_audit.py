@@ -273,6 +273,37 @@ def test_trainer_refuses_two_precisions(tmp_path: Path) -> None:
     assert (row.verdict, row.why) == (AuditVerdict.CANNOT, "bf16 and fp16 are both true")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.yml", TRAINER.replace("size: 2", "size: auto"), "per_device_train_batch_size"),
+        ("b.yml", f"{AXOLOTL}micro_batch_size: auto\n", "micro_batch_size"),
+        ("c.toml", _titan().replace("seq_len = 8192", 'seq_len = "auto"'), "training.seq_len"),
+        ("d.yml", f"{TRAINER}gradient_accumulation_steps: auto\n", "gradient_accumulation_steps"),
+    ],
+)
+def test_auto_is_no_number_of_software_that_does_not_have_it(tmp_path: Path, name: str, text: str, key: str) -> None:
+    row = _row(tmp_path, name, text)
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, f"{key}; got auto, allowed: a whole number")
+
+
+def test_auto_leaves_numbers_of_deepspeed_and_of_torchruns_ranks_unsaid(tmp_path: Path) -> None:
+    automatic = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": "auto"},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(DEEPSPEED | automatic), encoding="utf-8")
+    text = f"{TRAINER}deepspeed: ds.json\ngradient_checkpointing: true\npacking: true\nmax_length: 2048\n"
+    row = _row(tmp_path, "a.yml", text, Filling(ranks=8))
+    assert (row.verdict, row.why) == (AuditVerdict.RUNS, "")
+    rows = {row.file: row for row in audit(tmp_path, Filling(model="gpt2-124m"))}
+    assert rows["ds.json"].verdict is AuditVerdict.RUNS
+    shell = SHELL.format(tp="4", nodes="2").replace("--nproc-per-node 8", "--nproc-per-node auto")
+    row = _row(tmp_path, "a.sh", shell)
+    assert (row.verdict, row.accelerators_assumed) == (AuditVerdict.RUNS, True)
+
+
 SHELL = """#!/bin/bash
 GPUS=4
 TP=$(({tp}))
