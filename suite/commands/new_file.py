@@ -74,17 +74,14 @@ def check_new_directory(path: Path | None, option: str, *, force: bool) -> None:
         if path.is_dir():
             if any(path.iterdir()):
                 check_absent(path, option, force=force)
-            writable = os.access(path, os.W_OK | os.X_OK)
+            _probe(path / f".{os.urandom(4).hex()}")
         elif os.path.lexists(path):
             raise InputError("no directory", got=str(path), allowed="a directory, or a new name", where=option)
-        elif not path.parent.is_dir():
-            raise InputError("cannot write: No such file or directory", got=str(path), where=option)
         else:
-            writable = os.access(path.parent, os.W_OK | os.X_OK)
+            path.mkdir()
+            path.rmdir()
     except OSError as error:
         raise InputError(f"cannot write: {error.strerror}", got=str(path), where=option) from error
-    if not writable:
-        raise InputError("cannot write: Permission denied", got=str(path), where=option)
 
 
 def _probe(path: Path) -> None:

@@ -69,8 +69,14 @@ def test_a_directory_with_files_is_refused_and_an_empty_one_taken(tmp_path):
         (tmp_path, "the directory exists, and is not overwritten"),
         (tmp_path / "file", "no directory"),
         (tmp_path / "none" / "new", "cannot write: No such file"),
+        (tmp_path / ("a" * 300), "cannot write: File name too long"),
+        (Path("/proc/new"), "cannot write: "),  # of which the rights say that root may
+        (Path("/proc/self/fdinfo"), "exists, and is not overwritten"),
     ):
         with pytest.raises(InputError, match=words):
             check_new_directory(path, "--here", force=False)
+    with pytest.raises(InputError, match="cannot write: "):
+        check_new_directory(Path("/proc/self/fdinfo"), "--here", force=True)
     check_new_directory(tmp_path, "--here", force=True)
+    assert [*(tmp_path / "empty").iterdir()] == []
     assert not (tmp_path / "new").exists()
