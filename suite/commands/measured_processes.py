@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,7 +30,18 @@ _THREADS = 1_000_000  # numbers of a record's tracks; predicted ones are lower
 _GZIP = 31  # zlib's window bits for a gzip header
 
 
-def measured_processes(text: str) -> list[Event]:
+class MeasuredProcesses(NamedTuple):
+    """Events of measured ranks.
+
+    Args:
+        run: what was measured; None where a trace does not say it.
+    """
+
+    events: list[Event]
+    run: str | None = None
+
+
+def measured_processes(text: str) -> MeasuredProcesses:
     """Events of the measured ranks.
 
     Of a launch with `--trace` its first rank's trace, whose step begins where the predicted one does. Of others what
@@ -43,16 +54,19 @@ def measured_processes(text: str) -> list[Event]:
         InputError: no such record, one that measured nothing, or a file that is no measured trace.
     """
     if not text.endswith((BEGIN, END)) and text.endswith((".json", ".json.gz")):
-        return _of_trace(Path(text), Path(text).name)
+        return MeasuredProcesses(_of_trace(Path(text), Path(text).name))
     record = read(record_path(RESULTS, text))
-    trace = record.begin.job.trace
+    trace, run = record.begin.job.trace, record.begin.job.name
     if trace is not None and Path(trace).is_file():
-        return _of_trace(Path(trace), record.begin.job.name)
-    return _of_record(record)
+        return MeasuredProcesses(_of_trace(Path(trace), run), run)
+    return MeasuredProcesses(_of_record(record), run)
 
 
 def _of_trace(path: Path, name: str) -> list[Event]:
-    """The events of a trace file, from the first phase of its first step on, as processes of other numbers."""
+    """The events of a trace file, from the first phase of its first step on, as processes of other numbers.
+
+    Events without a start, and slices without a duration, are left out.
+    """
     where = shown_path(path)
     try:
         with regular_file(path) as file:
@@ -74,16 +88,26 @@ def _of_trace(path: Path, name: str) -> list[Event]:
         what, allowed = "a predicted timeline, not a measured trace", "a file of `reproduce --trace`, or a record"
         raise InputError(what, got=where, allowed=allowed, where=WHERE)
     found = decoded.get("traceEvents") if isinstance(decoded, dict) else decoded
-    events = [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
-    timed = [event for event in events if is_time(event.get("ts")) and event.get("ph") == "X"]
+    events = [event for event in found if _is_read(event)] if isinstance(found, list) else []
+    timed = [event for event in events if event.get("ph") == "X"]
     if not timed:
         allowed = "a file of `reproduce --trace`, or a record"
-        raise InputError("no trace: no events", got=where, allowed=allowed, where=WHERE)
+        raise InputError("the trace has no timed events", got=where, allowed=allowed, where=WHERE)
     steps = [event["ts"] for event in timed if str(event.get("name", "")).startswith(RANGE)]
     begin = min(steps or [event["ts"] for event in timed])
     numbers: dict[str, int] = {}
     moved = (_moved(event, begin, numbers, name) for event in events)
-    return trace_rows([event for event in moved if not is_time(event.get("ts")) or event["ts"] >= 0])
+    return trace_rows([event for event in moved if event["ts"] >= 0])
+
+
+def _is_read(event: object) -> bool:
+    """Whether an entry of a trace is metadata, or has a start and, where it lasts, a duration of 0 or more."""
+    if not isinstance(event, dict):
+        return False
+    duration = event.get("dur", None if event.get("ph") == "X" else 0)
+    return event.get("ph") == "M" or (
+        "ph" in event and is_time(event.get("ts")) and is_time(duration) and duration >= 0
+    )
 
 
 def _moved(event: dict[str, Any], begin: float, numbers: dict[str, int], name: str) -> Event:
@@ -98,7 +122,7 @@ def _moved(event: dict[str, Any], begin: float, numbers: dict[str, int], name: s
             moved["args"] = {"name": f"measured: {name}, {arguments.get('name', '')}"}
         elif event.get("name") == "process_sort_index":
             moved["args"] = {"sort_index": process}
-    elif is_time(event.get("ts")):
+    else:
         moved["ts"] = (round(event["ts"] * 1000) - round(begin * 1000)) / 1000  # whole nanoseconds
     return moved
 

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from reference_runs.errors import InputError
 from reference_runs.run import Workload
 from reference_runs.stack import NO_KEEPING
-from suite.commands.new_file import check_new, check_new_directory, forced
+from suite.commands.new_file import FORCE, check_new, check_new_directory, forced
 from suite.commands.options import with_parameters
 from suite.predict.analytic.machine import Machine
 from suite.predict.plan.predicted_run import Predicted
 from suite.predict.recorded_run.prediction import micro_batches_held
 from suite.predict.simulation.walked_memory import described_keeping
 
+if TYPE_CHECKING:
+    from suite.commands.measured_processes import MeasuredProcesses
+    from suite.predict.timeline.allocations import BlockEvent
+    from suite.predict.timeline.rank_timeline import RankTimeline
+
 PANEL = "Files to write"
 _TIMELINE, _AGAINST, _SNAPSHOT, _CHAKRA = "--timeline", "--against", "--memory-snapshot", "--chakra"
+_WHAT = {_TIMELINE: "timeline", _SNAPSHOT: "memory snapshot", _CHAKRA: "execution traces"}
 _SHARED: dict[str, tuple[Any, object]] = {
     "timeline": (
         Annotated[
             Path | None,
-            typer.Option(help="Write a step of a rank of each stage as a trace for Perfetto.", rich_help_panel=PANEL),
+            typer.Option(
+                help="Write one predicted step, one rank per pipeline stage, as a Perfetto trace.",
+                rich_help_panel=PANEL,
+            ),
         ],
         None,
     ),
@@ -35,7 +44,7 @@ _SHARED: dict[str, tuple[Any, object]] = {
         Annotated[
             str | None,
             typer.Option(
-                help="Put the measured ranks of a launch's record, or of a trace, next to it (with --timeline).",
+                help="Show a measured rank, of a record or a trace file, beside it (with --timeline).",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -70,7 +79,7 @@ class PredictedFiles(NamedTuple):
     Args:
         against: a record or a trace that the timeline stands next to.
         force: whether files that exist are overwritten.
-        measured: the events of `against`, once it is read.
+        measured: what `against` measured, once it is read.
     """
 
     timeline: Path | None = None
@@ -78,15 +87,15 @@ class PredictedFiles(NamedTuple):
     memory_snapshot: Path | None = None
     chakra: Path | None = None
     force: bool = False
-    measured: Sequence[Mapping[str, Any]] = ()
+    measured: MeasuredProcesses | None = None
 
     @property
-    def given(self) -> dict[str, object | None]:
+    def given(self) -> dict[str, Path | None]:
         """Values by option, None where one is absent."""
         return {_TIMELINE: self.timeline, _SNAPSHOT: self.memory_snapshot, _CHAKRA: self.chakra}
 
     def checked(self, runs: list[str], *, sliced: bool) -> PredictedFiles:
-        """The same with the events of `against`; refuse, before anything is predicted, what cannot be written or read.
+        """The same with what `against` measured; refuse, before anything is predicted, what cannot be written or read.
 
         Args:
             sliced: whether times of measured slices take the model's place.
@@ -97,9 +106,11 @@ class PredictedFiles(NamedTuple):
         """
         asked = [option for option, value in self.given.items() if value is not None]
         if self.against is not None and self.timeline is None:
-            raise InputError("is of a timeline", got=self.against, allowed=f"with {_TIMELINE}", where=_AGAINST)
+            raise InputError(f"needs {_TIMELINE}", got=self.against, where=_AGAINST)
+        if self.force and not asked:
+            raise InputError(f"needs {_TIMELINE}, {_SNAPSHOT} or {_CHAKRA}", where=FORCE)
         if asked and len(runs) != 1:
-            raise InputError("is of one run", got=", ".join(runs), allowed="one", where=asked[0])
+            raise InputError("takes one run", got=", ".join(runs), where=asked[0])
         for path, option in ((self.timeline, _TIMELINE), (self.chakra, _CHAKRA)):
             if sliced and path is not None:
                 raise InputError("excludes --from: slices have no passes", got=str(path), where=option)
@@ -119,44 +130,53 @@ class PredictedFiles(NamedTuple):
         return self._replace(measured=measured_processes(self.against))
 
     def write(self, name: str, predicted: Predicted) -> list[str]:
-        """Write them; a line for each that says what was written.
+        """Write them, once all are computed; a line for each that says what was written.
 
         Raises:
             InputError: the run has no predicted step, or a file cannot be written.
         """
+        computed = []
+        for option, path in self.given.items():
+            if path is not None:
+                since = _Clocks.now()
+                write = self._computed(option, path, name, predicted)
+                computed.append((option, path, write, _Clocks.now().less(since)))
         lines = []
-        if self.timeline is not None:
-            since = _Clocks.now()
-            self._write_timeline(self.timeline, name, predicted)
-            words = "open it at https://ui.perfetto.dev"
-            lines.append(f"timeline {self.timeline} ({_size([self.timeline])}, {since.spent}): {words}")
-        if self.memory_snapshot is not None:
-            since = _Clocks.now()
-            _write_snapshot(self.memory_snapshot, name, predicted)
-            words = "drop it onto https://docs.pytorch.org/memory_viz"
-            size = _size([self.memory_snapshot])
-            lines.append(f"memory snapshot {self.memory_snapshot} ({size}, {since.spent}): {words}")
-        if self.chakra is not None:
-            since = _Clocks.now()
-            written, of = _write_chakra(self.chakra, name, predicted)
-            files = f"{len(written)} files, {_size(written)}"
-            lines.append(f"execution traces {self.chakra} ({files}, {since.spent}): of {of}")
+        if self.measured and self.measured.run not in (None, name, predicted.run and predicted.run.name):
+            lines.append(f"{_AGAINST}: the record is of {self.measured.run}, the prediction of {name}")
+        for option, path, write, spent in computed:
+            since = _Clocks.now().less(spent)
+            try:
+                files, words = write()
+            except OSError as error:
+                raise InputError(f"cannot write: {error.strerror}", got=str(path), where=option) from error
+            number = f"{len(files)} files, " if option == _CHAKRA else ""
+            size = f"{sum(file.stat().st_size for file in files) / 1e6:,.1f} MB"
+            lines.append(f"{_WHAT[option]} {path} ({number}{size}, {since.spent}): {words}")
         return lines
 
-    def _write_timeline(self, path: Path, name: str, predicted: Predicted) -> None:
+    def _computed(self, option: str, path: Path, name: str, predicted: Predicted) -> _Write:
+        """A function that writes the file of an option.
+
+        Raises:
+            InputError: the run lacks what the file needs.
+        """
+        if option == _SNAPSHOT:
+            return _computed_snapshot(path, name, predicted)
         from suite.predict.timeline.rank_timeline import rank_timelines
-        from suite.predict.timeline.trace_file import write_trace
 
-        workload, machine = _timed(predicted, name, _TIMELINE)
-        try:
-            write_trace(path, name, rank_timelines(workload, machine, where=_TIMELINE), against=self.measured)
-        except OSError as error:
-            raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_TIMELINE) from error
+        workload, machine = _timed(predicted, name, option)
+        if option == _CHAKRA and not workload.layout.flushes:
+            what, allowed = "a schedule without flush sends across steps", "one with a flush"
+            raise InputError(what, got=workload.layout.schedule, allowed=allowed, where=option)
+        timelines = rank_timelines(workload, machine, where=option)
+        if option == _CHAKRA:
+            return partial(_write_chakra, path, workload, timelines)
+        return partial(_write_timeline, path, name, timelines, self.measured.events if self.measured else ())
 
 
-def _write_snapshot(path: Path, name: str, predicted: Predicted) -> None:
+def _computed_snapshot(path: Path, name: str, predicted: Predicted) -> _Write:
     from suite.predict.timeline.allocations import allocations
-    from suite.predict.timeline.memory_snapshot import write_snapshot
 
     run, layout, memories = predicted.run, predicted.layout, predicted.prediction and predicted.prediction.memory
     if run is None or layout is None or not memories:
@@ -172,29 +192,34 @@ def _write_snapshot(path: Path, name: str, predicted: Predicted) -> None:
         stage=stage,
         micro_batches=micro_batches_held(run.recipe, layout),
     )
-    try:
-        write_snapshot(path, list(made), f"{name}, stage {stage}, predicted")
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", got=str(path), where=_SNAPSHOT) from error
+    return partial(_write_snapshot, path, list(made), f"{name}, stage {stage}, predicted")
 
 
-def _write_chakra(directory: Path, name: str, predicted: Predicted) -> tuple[list[Path], str]:
-    """Write a trace for each rank, or of many ranks for the first of each stage; the files, and of which ranks."""
+def _write_snapshot(path: Path, made: Sequence[BlockEvent], where: str) -> _Written:
+    from suite.predict.timeline.memory_snapshot import write_snapshot
+
+    write_snapshot(path, made, where)
+    return _Written([path], "drop it onto https://docs.pytorch.org/memory_viz")
+
+
+def _write_timeline(
+    path: Path, name: str, timelines: Sequence[RankTimeline], against: Sequence[Mapping[str, Any]]
+) -> _Written:
+    from suite.predict.timeline.trace_file import write_trace
+
+    write_trace(path, name, timelines, against=against)
+    return _Written([path], "open it at https://ui.perfetto.dev")
+
+
+def _write_chakra(directory: Path, workload: Workload, timelines: Sequence[RankTimeline]) -> _Written:
+    """Write a trace for each rank, or of many ranks for the first of each stage."""
     from suite.predict.timeline.chakra_files import write_traces
     from suite.predict.timeline.execution_trace import execution_traces
-    from suite.predict.timeline.rank_timeline import rank_timelines
 
-    workload, machine = _timed(predicted, name, _CHAKRA)
-    layout = workload.layout
-    if not layout.flushes:
-        what, allowed = "a schedule without flush sends across steps", "one with a flush"
-        raise InputError(what, got=layout.schedule, allowed=allowed, where=_CHAKRA)
-    traces = execution_traces(workload, rank_timelines(workload, machine, where=_CHAKRA))
-    try:
-        written = write_traces(directory, traces)
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", got=str(directory), where=_CHAKRA) from error
-    return written, "each rank" if len(traces) == layout.ranks else "the first rank of each stage"
+    traces = execution_traces(workload, timelines)
+    written = write_traces(directory, traces)
+    each = "rank" if len(traces) == workload.layout.ranks else "pipeline stage, of its first rank"
+    return _Written(written, f"one per {each}")
 
 
 def _timed(predicted: Predicted, name: str, option: str) -> tuple[Workload, Machine]:
@@ -211,6 +236,16 @@ def _timed(predicted: Predicted, name: str, option: str) -> tuple[Workload, Mach
     return Workload(run.architecture, run.recipe, layout), machine.machine
 
 
+class _Written(NamedTuple):
+    """Files, and what to say of them."""
+
+    files: list[Path]
+    words: str
+
+
+_Write = Callable[[], _Written]
+
+
 class _Clocks(NamedTuple):
     """Seconds of the wall clock and of the processor."""
 
@@ -222,15 +257,15 @@ class _Clocks(NamedTuple):
         """Both clocks now."""
         return cls(time.perf_counter(), time.process_time())
 
+    def less(self, other: _Clocks) -> _Clocks:
+        """Seconds since another moment, or so many seconds earlier."""
+        return _Clocks(self.wall - other.wall, self.processor - other.processor)
+
     @property
     def spent(self) -> str:
         """Words on the time since then."""
-        wall, processor = time.perf_counter() - self.wall, time.process_time() - self.processor
+        wall, processor = _Clocks.now().less(self)
         return f"{wall:,.1f} s, {processor:,.1f} s of CPU"
-
-
-def _size(paths: list[Path]) -> str:
-    return f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
 
 
 def asks_files(command: Callable[..., None]) -> Callable[..., None]:
@@ -239,7 +274,7 @@ def asks_files(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         parameters |= _SHARED if name == "files" else {name: (parameter.annotation, parameter.default)}
 
-    @functools.wraps(command)
+    @wraps(command)
     def called(**given: Any) -> None:
         command(files=PredictedFiles(**{name: given.pop(name) for name in _SHARED}), **given)
 

@@ -43,7 +43,7 @@ def trace_rows(events: Sequence[Event]) -> list[Event]:
 
 def is_time(value: object) -> TypeGuard[int | float]:
     """Whether an entry of a trace can be microseconds."""
-    return isinstance(value, int | float) and abs(value) < _MOST_MICROSECONDS
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST_MICROSECONDS
 
 
 def _row(ends: list[list[int]], start: int, end: int) -> int:

