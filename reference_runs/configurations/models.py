@@ -50,13 +50,13 @@ def model_of(
         return run_of_values(shape, "its own sizes", sequence=sequence), name or "its own sizes"
     for place in (directory / name, Path(name), directory) if name else (directory,):
         if is_file(found := place / "config.json") and _names_model(found):
-            run = _from_file(found, sequence)
+            run = configured_run(found, sequence=sequence)
             return run, name or run.name
     if not name:
         raise InputError("missing model: it names none; put its config.json beside the file, or say --model")
     if name.endswith((".json", ".toml")):
         path = beside if is_file(beside := directory / name) else Path(name)
-        return (load(path) if path.suffix == ".toml" else _from_file(path, sequence)), name
+        return (load(path) if path.suffix == ".toml" else configured_run(path, sequence=sequence)), name
     return named_model(name, sequence=sequence), name
 
 
@@ -169,7 +169,3 @@ def _names_model(path: Path) -> bool:
         return bool(read_configuration(path))
     except InputError:
         return False
-
-
-def _from_file(path: Path, sequence: int | None) -> ReferenceRun:
-    return configured_run(path, sequence=sequence)
