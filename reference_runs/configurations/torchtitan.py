@@ -133,7 +133,8 @@ def _refusals(local: int, micro_batch: int, sequence: int, tensors: int, context
         refused.append(f"training.local_batch_size {local} is no multiple of the pipeline's micro-batch {micro_batch}")
     divisor = tensors * (2 * contexts if contexts > 1 else 1)
     if sequence % divisor:
-        refused.append(f"training.seq_len {sequence} is no multiple of {divisor}: tp * 2 cp")
+        named = "tp * 2 cp" if contexts > 1 else "tp"
+        refused.append(f"training.seq_len {sequence} is no multiple of {divisor}: {named}")
     return refused
 
 
