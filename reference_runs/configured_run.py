@@ -26,12 +26,12 @@ def configured_run(path: Path, *, sequence: int | None = None) -> ReferenceRun:
 
 
 def run_of_values(values: Mapping[str, Any], name: str, *, sequence: int | None = None) -> ReferenceRun:
-    """As `configured_run`, of the keys of a configuration that no file has.
+    """As `configured_run`, of the keys of a configuration that no file has; refusals begin with its name.
 
     Raises:
         InputError: as `imported`.
     """
-    return _run(imported_values(values, Path(f"{name}.json"), sequence=sequence), name, name)
+    return _run(imported_values(values, Path(f"{name}.json"), sequence=sequence, where=name), name, name)
 
 
 def _run(run: Imported, name: str, where: str) -> ReferenceRun:

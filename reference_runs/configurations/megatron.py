@@ -18,6 +18,7 @@ from reference_runs.configurations.configuration import (
     TrainingConfiguration,
     chosen,
 )
+from reference_runs.hugging_face.configuration import NotDescribedError
 from reference_runs.layout import Offload, Recomputation
 from reference_runs.run import Moments, Optimizer, Precision
 
@@ -58,8 +59,9 @@ def megatron(keys: Keys) -> TrainingConfiguration:
     )
     experts = keys.size("expert_model_parallel_size")
     whole = keys.count("expert_tensor_parallel_size") == 1 and tensors > 1 and experts > 1
-    refused = []
-    if whole and experts % tensors:
+    refused = _refusals(keys, bridge=bridge)
+    uneven = whole and experts % tensors > 0
+    if uneven:
         refused.append(f"expert_model_parallel_size {experts} is no multiple of tensor_model_parallel_size {tensors}")
     fsdp = keys.flag("use_megatron_fsdp", "use_torch_fsdp2")
     shape = megatron_shape(keys)
@@ -77,7 +79,7 @@ def megatron(keys: Keys) -> TrainingConfiguration:
         virtual_stages=_chunks(keys, stages),
         even_stages=stages > 1 and keys.given(*_UNEVEN) is None,
         with_tables=sum(keys.flag(f"account_for_{table}_in_pipeline_split") for table in ("embedding", "loss")),
-        expert_parallel=experts // tensors if whole and not refused else experts,
+        expert_parallel=experts // tensors if whole and not uneven else experts,
         whole_experts=whole,
         zero_stage=3 if fsdp else 1 if sharded else 0,
         reduce_scatter=sharded and not fsdp,
@@ -94,6 +96,18 @@ def megatron(keys: Keys) -> TrainingConfiguration:
         refused=tuple(refused),
         notes=tuple(notes),
     )
+
+
+def _refusals(keys: Keys, *, bridge: bool) -> list[str]:
+    """Reasons of Megatron-LM's validate_args; Megatron-Core rounds the size of a head down."""
+    refused = []
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    said = bridge or keys.given("kv_channels") is not None
+    if hidden is not None and heads is not None and hidden % heads and not said:
+        refused.append(f"num_attention_heads {heads} do not divide hidden_size {hidden}, and kv_channels is missing")
+    if keys.flag("bf16") and keys.flag("fp16"):
+        refused.append("bf16 and fp16 are both true")
+    return refused
 
 
 def last_words(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +148,8 @@ def megatron_shape(keys: Keys) -> dict[str, Any] | None:
     }
     if (groups := keys.count("num_query_groups")) is not None:
         shape["num_key_value_heads"] = groups
-    if (channels := keys.count("kv_channels")) is not None:
+    channels = keys.count("kv_channels") or hidden // heads
+    if channels * heads != hidden:
         shape["head_dim"] = channels
     if (experts := keys.count("num_experts", "num_moe_experts")) is not None:
         width = keys.count("moe_ffn_hidden_size") or shape["intermediate_size"]
@@ -146,6 +161,9 @@ def megatron_shape(keys: Keys) -> dict[str, Any] | None:
         }
     if gated:
         return shape | {"model_type": "llama"}
+    if "head_dim" in shape:
+        what = f"kv_channels {channels} of {heads} heads, which are no hidden_size {hidden}, are not described"
+        raise NotDescribedError(f"{what} without --swiglu", reason="kv_channels")
     return {
         "model_type": "gpt2",
         "n_embd": hidden,

@@ -82,19 +82,22 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     return imported_values(read_configuration(path), path, sequence=sequence)
 
 
-def imported_values(values: Mapping[str, Any], path: Path, *, sequence: int | None = None) -> Imported:
+def imported_values(
+    values: Mapping[str, Any], path: Path, *, sequence: int | None = None, where: str | None = None
+) -> Imported:
     """As `imported`, of a configuration that has been read.
 
     Args:
         path: the file, or a name in its place.
+        where: what refusals begin with; None: the path.
 
     Raises:
         InputError: as `imported`, of what the file says.
     """
-    kind = values["model_type"]
+    kind, where = values["model_type"], where or str(path)
     if kind not in FAMILIES:
-        raise refused_type(kind, values, FAMILIES, str(path))
-    c = Configuration(values, where=str(path), sequence=sequence)
+        raise refused_type(kind, values, FAMILIES, where)
+    c = Configuration(values, where=where, sequence=sequence)
     FAMILIES[kind](c)
     c.precision()
     not_used = c.leftovers()
@@ -112,9 +115,9 @@ def imported_values(values: Mapping[str, Any], path: Path, *, sequence: int | No
     for key, fact in facts.items():
         section, _, field = key.partition(".")
         tables[section][field] = msgspec.to_builtins(fact)
-    architecture, _ = section_of(tables["architecture"], Architecture, "architecture", sources, str(path))
-    section_of(tables["recipe"], Recipe, "recipe", sources, str(path), Omitted(incomplete=incomplete_recipe))
-    architecture.check(str(path))
+    architecture, _ = section_of(tables["architecture"], Architecture, "architecture", sources, where)
+    section_of(tables["recipe"], Recipe, "recipe", sources, where, Omitted(incomplete=incomplete_recipe))
+    architecture.check(where)
     name = str(values.get("_name_or_path") or (path.absolute().parent.name if path.stem == "config" else path.stem))
     return Imported(name, f"{name} ({kind})", architecture, facts, sources, tuple(c.notes), tuple(not_used))
 

@@ -69,17 +69,18 @@ def test_where_nothing_says_how_many_accelerators_they_are_the_fewest_that_do(tm
         (_titan(shards=-1, tensors=16), Filling(ranks=24), "16 (tp) = 16 does not divide 24 accelerators"),
         (_titan(tensors=3, sequence=8190), Filling(), "layout.tensor_parallel does not divide architecture.heads = 32"),
         (_titan(contexts=2, sequence=8190), Filling(), "training.seq_len 8190 is no multiple of 4: tp * 2 cp"),
+        (_titan(tensors=3), Filling(), "training.seq_len 8192 is no multiple of 3: tp;"),
         (_titan().replace("seq_len", "seq_lem"), Filling(), "unknown word seq_lem; did you mean seq_len?"),
         (_titan(shards=1), Filling(), "memory: needs"),
         (_titan().replace('name = "llama3"\nflavor = "8B"', ""), Filling(), "missing model: it names none"),
         (_titan(shards=0) + "x = = 1", Filling(), "broken TOML"),
     ],
-    ids=["accelerators", "heads", "sequence", "word", "memory", "model", "broken"],
+    ids=["accelerators", "heads", "sequence", "tensors", "word", "memory", "model", "broken"],
 )
 def test_a_training_that_cannot_run_says_why(tmp_path: Path, text: str, filling: Filling, why: str) -> None:
     row = _row(tmp_path, "a.toml", text, filling)
     assert row.verdict is AuditVerdict.CANNOT
-    assert why in row.why
+    assert why in f"{row.why};"
 
 
 def test_megatron_refuses_layers_that_stages_do_not_divide_unless_a_key_deals_them(tmp_path: Path) -> None:
@@ -91,6 +92,21 @@ def test_megatron_refuses_layers_that_stages_do_not_divide_unless_a_key_deals_th
     assert _row(tmp_path, "a.txt", f"{arguments} {counted}").verdict is AuditVerdict.RUNS
     dealt = "--decoder-first-pipeline-num-layers 10"
     assert _row(tmp_path, "a.txt", f"{arguments} {dealt}").verdict is AuditVerdict.RUNS
+
+
+def test_megatron_lists_all_that_it_refuses_by_its_own_options(tmp_path: Path) -> None:
+    arguments = "--num-layers 4 --hidden-size 4096 --num-attention-heads 30 --seq-length 2048 --micro-batch-size 1"
+    arguments += " --global-batch-size 32 --swiglu --bf16"
+    heads = "num_attention_heads 30 do not divide hidden_size 4096, and kv_channels is missing"
+    row = _row(tmp_path, "a.txt", f"{arguments} --fp16")
+    assert (row.verdict, row.why) == (AuditVerdict.CANNOT, f"{heads}; bf16 and fp16 are both true")
+    assert _row(tmp_path, "a.txt", f"{arguments} --kv-channels 128").verdict is AuditVerdict.RUNS
+
+
+def test_a_model_without_a_file_is_refused_by_what_it_is_called(tmp_path: Path) -> None:
+    row = _row(tmp_path, "a.toml", _titan().replace('"llama3"', '"google/gemma-2"').replace('"8B"', '"9B"'))
+    assert row.verdict is AuditVerdict.NOT_JUDGED
+    assert row.why.startswith("google/gemma-2-9B: ")
 
 
 def test_a_model_is_found_in_a_config_json_beside_and_by_an_option(tmp_path: Path) -> None:
