@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from reference_runs.configurations.configuration import Framework, Keys, TrainingConfiguration
 from reference_runs.configurations.deepspeed import deepspeed
 from reference_runs.configurations.document import Document, flat, read_document
-from reference_runs.configurations.megatron import last_words, megatron
+from reference_runs.configurations.megatron import last_words, megatron, megatron_model
 from reference_runs.configurations.nanotron import nanotron
-from reference_runs.configurations.torchtitan import torchtitan
-from reference_runs.configurations.torchtune import torchtune
-from reference_runs.configurations.trainer import accelerate, axolotl, llama_factory, trainer
+from reference_runs.configurations.torchtitan import torchtitan, torchtitan_model
+from reference_runs.configurations.torchtune import torchtune, torchtune_model
+from reference_runs.configurations.trainer import MODEL_KEYS, accelerate, axolotl, llama_factory, trainer
 from reference_runs.errors import nearest
 
 WORDS = Path(__file__).parent / "words.toml"
@@ -49,17 +49,26 @@ class UnknownWord(NamedTuple):
 
 
 class ReadFile(NamedTuple):
-    """A file's configuration, and the names in it that are misspelled."""
+    """A file of known software; `configuration` and `model_named` read its values.
 
-    configuration: TrainingConfiguration
+    Args:
+        keys: without those that are misspelled.
+        values: tables within tables.
+        unknown: names that are misspelled.
+    """
+
+    path: Path
+    software: Framework
+    keys: Keys
+    values: Mapping[str, Any]
     unknown: tuple[UnknownWord, ...]
 
 
 def read_file(path: Path) -> ReadFile | str:
-    """The training that a file configures; or in words why it configures none.
+    """The configuration of known software that a file is; or in words why it is none.
 
     Raises:
-        InputError: the file is broken, or a value is none of its key's.
+        InputError: the file is broken.
     """
     document = read_document(path)
     software = software_of(document)
@@ -69,13 +78,38 @@ def read_file(path: Path) -> ReadFile | str:
     wrong = {each.word for each in unknown}
     values = {name: value for name, value in _with_tables(document.values).items() if not wrong & {*name.split(".")}}
     keys = Keys(values, has_auto=software is Framework.DEEPSPEED)
-    return ReadFile(_configuration(software, keys, document.values, path), unknown)
+    return ReadFile(path, software, keys, document.values, unknown)
 
 
-def _configuration(software: Framework, keys: Keys, values: Mapping[str, Any], path: Path) -> TrainingConfiguration:
-    match software:
+def model_named(read: ReadFile) -> str:
+    """The model that a file names, as it is written; empty: it names none.
+
+    Raises:
+        ComputedError: a shell computes the name.
+    """
+    match read.software:
         case Framework.TORCHTITAN:
-            spec = values.get("model_spec")
+            return torchtitan_model(read.keys)
+        case Framework.MEGATRON | Framework.MEGATRON_BRIDGE:
+            return megatron_model(Keys(last_words(read.keys.values)))
+        case Framework.TRAINER | Framework.LLAMA_FACTORY | Framework.AXOLOTL:
+            return read.keys.text(*MODEL_KEYS[read.software])
+        case Framework.TORCHTUNE:
+            return torchtune_model(read.keys)[1]
+        case Framework.DEEPSPEED | Framework.ACCELERATE | Framework.NANOTRON:
+            return ""
+
+
+def configuration(read: ReadFile) -> TrainingConfiguration:
+    """The training that a file configures.
+
+    Raises:
+        InputError: a value is none of its key's.
+    """
+    keys, path = read.keys, read.path
+    match read.software:
+        case Framework.TORCHTITAN:
+            spec = read.values.get("model_spec")
             model = spec.get("model") if isinstance(spec, Mapping) else None
             return torchtitan(keys, model if isinstance(model, Mapping) else None)
         case Framework.MEGATRON | Framework.MEGATRON_BRIDGE:

@@ -69,7 +69,7 @@ def megatron(keys: Keys) -> TrainingConfiguration:
     return TrainingConfiguration(
         Framework.MEGATRON_BRIDGE if bridge else Framework.MEGATRON,
         "megatron-core-bridge" if bridge else "megatron-core",
-        model=_named(keys) or _RECIPE.sub("", keys.text("recipe")),
+        model=megatron_model(keys),
         shape=shape,
         ranks=_ranks(keys),
         tensor_parallel=tensors,
@@ -108,6 +108,11 @@ def _refusals(keys: Keys, *, bridge: bool) -> list[str]:
     if keys.flag("bf16") and keys.flag("fp16"):
         refused.append("bf16 and fp16 are both true")
     return refused
+
+
+def megatron_model(keys: Keys) -> str:
+    """Name of the model or of its recipe."""
+    return _named(keys) or _RECIPE.sub("", keys.text("recipe"))
 
 
 def last_words(values: Mapping[str, Any]) -> dict[str, Any]:

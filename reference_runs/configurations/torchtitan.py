@@ -55,7 +55,7 @@ def torchtitan(keys: Keys, model: Mapping[str, Any] | None = None) -> TrainingCo
     return TrainingConfiguration(
         Framework.TORCHTITAN,
         "torchtitan-compiled" if keys.flag("compile.enable", "training.compile") else "torchtitan",
-        model=_model(keys),
+        model=torchtitan_model(keys),
         shape=None if model is None else exported_shape(model, keys.text("model_spec.name"), sequence),
         ranks=ranks,
         tensor_parallel=tensors,
@@ -84,7 +84,7 @@ def torchtitan(keys: Keys, model: Mapping[str, Any] | None = None) -> TrainingCo
     )
 
 
-def _model(keys: Keys) -> str:
+def torchtitan_model(keys: Keys) -> str:
     """Name and flavor, such as llama3-8B."""
     name, flavor = keys.text("model.name", "model_spec.name"), keys.text("model.flavor", "model_spec.flavor")
     return "-".join(part for part in (name, flavor) if part)

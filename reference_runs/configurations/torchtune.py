@@ -26,8 +26,7 @@ def torchtune(keys: Keys, path: Path) -> TrainingConfiguration:
     Raises:
         InputError: a value that is none of the key's.
     """
-    component = keys.text("model._component_").rpartition(".")[2]
-    tuned, _, name = component.partition("_") if component.startswith(("lora_", "qlora_")) else ("", "", component)
+    tuned, name = torchtune_model(keys)
     tensors, copies = keys.size("tensor_parallel_dim"), keys.count("data_parallel_replicate_dim")
     optimizer = keys.text("optimizer._component_")
     dtype = {"bf16": Precision.BF16_PURE, "fp32": Precision.FP32, "fp16": Precision.FP16}
@@ -56,3 +55,10 @@ def torchtune(keys: Keys, path: Path) -> TrainingConfiguration:
         chunked_loss=any(word in keys.text("loss._component_") for word in ("Chunked", "LinearCrossEntropy")),
         undescribed=tuple(unlike),
     )
+
+
+def torchtune_model(keys: Keys) -> tuple[str, str]:
+    """Kind of adapters, "lora" or "qlora" or none, and name of the model."""
+    component = keys.text("model._component_").rpartition(".")[2]
+    tuned, _, name = component.partition("_") if component.startswith(("lora_", "qlora_")) else ("", "", component)
+    return tuned, name

@@ -27,6 +27,11 @@ from reference_runs.layout import Offload, Recomputation
 from reference_runs.run import Moments, Optimizer, Precision
 
 STACK = "transformers"
+MODEL_KEYS = {
+    Framework.TRAINER: ("model_name_or_path", "model_name", "model"),
+    Framework.AXOLOTL: ("base_model",),
+    Framework.LLAMA_FACTORY: ("model_name_or_path",),
+}
 MOST_ABOVE = 6  # directories above a file in which a path that it names may begin
 _STATELESS = ("adafactor", "sgd", "apollo", "galore", "badam", "lomo")
 
@@ -46,12 +51,11 @@ def trainer(keys: Keys, path: Path) -> TrainingConfiguration:
         InputError: a value that is none of the key's.
     """
     read = _common(keys, path, micro="per_device_train_batch_size", software=Framework.TRAINER)
-    model = keys.text("model_name_or_path", "model_name", "model")
     lora = keys.flag("use_peft") or keys.count("lora_r", "lora_rank") is not None
     dtype = keys.text("torch_dtype", "dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
     precision = Precision.BF16_PURE if "bf16" in dtype or "bfloat16" in dtype else _mixed(keys)
     return read._replace(
-        model=model,
+        model=keys.text(*MODEL_KEYS[Framework.TRAINER]),
         precision=read.precision or precision,
         sequence=keys.count("max_seq_length", "max_length", "block_size", "cutoff_len"),
         shorter=not keys.flag("packing") and keys.given("block_size") is None,
@@ -83,7 +87,7 @@ def axolotl(keys: Keys, path: Path) -> TrainingConfiguration:
     if keys.given("rl") is not None:
         notes += (f"memory of {keys.text('rl')}'s further models is not counted",)
     return read._replace(
-        model=keys.text("base_model"),
+        model=keys.text(*MODEL_KEYS[Framework.AXOLOTL]),
         precision=read.precision or pure,
         sequence=keys.count("sequence_len"),
         ranks=None if copies is None and shards is None else ranks,
@@ -117,7 +121,7 @@ def llama_factory(keys: Keys, path: Path) -> TrainingConfiguration:
     if keys.text("stage") in ("dpo", "ppo", "kto") and adapters is None:
         notes += (f"memory of {keys.text('stage')}'s further models is not counted",)
     return read._replace(
-        model=keys.text("model_name_or_path"),
+        model=keys.text(*MODEL_KEYS[Framework.LLAMA_FACTORY]),
         precision=Precision.BF16_PURE if keys.flag("pure_bf16") else read.precision or _mixed(keys),
         sequence=keys.count("cutoff_len") or 2048,
         recomputation=Recomputation.NONE if kept else Recomputation.FULL,

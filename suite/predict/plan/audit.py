@@ -15,7 +15,7 @@ from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.catalog import load
 from reference_runs.configurations.configuration import ComputedError, Framework, TrainingConfiguration
 from reference_runs.configurations.document import SUFFIXES, NoDocumentError
-from reference_runs.configurations.kinds import UnknownWord, read_file
+from reference_runs.configurations.kinds import UnknownWord, configuration, model_named, read_file
 from reference_runs.configurations.models import UnknownModelError, asked_model, has_model, model_of
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.configuration import NotDescribedError
@@ -152,18 +152,21 @@ def audited(path: Path, name: str, filling: Filling, device: Accelerator) -> Aud
                 row, read_as="run file", why=f"a run file of this suite: `fit {name}`", model=load(path).title
             )
         read = read_file(path)
+        if isinstance(read, str):
+            return replace(row, why=read)
+        row = replace(row, read_as=read.software.value)
+        row = replace(row, model=model_named(read))
+        if read.unknown:
+            why = "; ".join(_unknown_words(each) for each in read.unknown)
+            return replace(row, verdict=AuditVerdict.CANNOT, why=why)
+        filled = _filled(configuration(read), filling, path.parent)
     except NoDocumentError as error:
         return replace(row, why=_words(error))
-    except ComputedError as error:
+    except (ComputedError, NotDescribedError) as error:
         return replace(row, verdict=AuditVerdict.NOT_JUDGED, why=_words(error))
     except InputError as error:
         return replace(row, verdict=AuditVerdict.CANNOT, why=_words(error))
-    if isinstance(read, str):
-        return replace(row, why=read)
-    row = replace(row, read_as=read.configuration.software.value, model=read.configuration.model)
-    if read.unknown:
-        return replace(row, verdict=AuditVerdict.CANNOT, why="; ".join(_unknown_words(each) for each in read.unknown))
-    return _judged(row, _filled(read.configuration, filling, path.parent), path.parent, filling, device)
+    return _judged(row, filled, path.parent, filling, device)
 
 
 def _filled(of: TrainingConfiguration, filling: Filling, directory: Path) -> TrainingConfiguration:

@@ -290,6 +290,26 @@ def test_trainer_refuses_two_precisions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "read_as", "model"),
+    [
+        ("a.yml", f"{AXOLOTL}micro_batch_size: -1\n", "axolotl", "meta-llama/Llama-3.1-8B"),
+        ("b.yml", f"{TRAINER}lora_rank: 0\n", "Hugging Face Trainer", "meta-llama/Llama-3.1-8B"),
+        ("c.toml", _titan().replace("seq_len = 8192", 'seq_len = "eight"'), "torchtitan", "llama3-8B"),
+        ("d.json", json.dumps(DEEPSPEED | {"zero_optimization": {"stage": 7}}), "DeepSpeed", ""),
+    ],
+)
+def test_a_refused_value_leaves_software_and_model_in_the_row(
+    tmp_path: Path, name: str, text: str, read_as: str, model: str
+) -> None:
+    row = _row(tmp_path, name, text)
+    assert (row.verdict, row.read_as, row.model) == (AuditVerdict.CANNOT, read_as, model)
+
+
+def test_a_value_that_a_shell_computes_leaves_the_software_in_the_row(tmp_path: Path) -> None:
+    assert _row(tmp_path, "a.sh", SHELL.format(tp="2", nodes="$1")).read_as == "Megatron"
+
+
+@pytest.mark.parametrize(
     ("name", "text", "key"),
     [
         ("a.yml", TRAINER.replace("size: 2", "size: auto"), "per_device_train_batch_size"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reference_runs.configurations.configuration import ConfiguredAdapters, Framework, TrainingConfiguration
-from reference_runs.configurations.kinds import UnknownWord, read_file
+from reference_runs.configurations.kinds import ReadFile, UnknownWord, configuration, model_named, read_file
 from reference_runs.errors import InputError
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.run import Moments, Precision
@@ -31,7 +31,7 @@ def _read(path: Path, text: str) -> TrainingConfiguration:
     read = read_file(path)
     assert not isinstance(read, str)
     assert read.unknown == ()
-    return read.configuration
+    return configuration(read)
 
 
 def test_torchtitan_counts_replicas_times_shards_and_splits_local_batches_into_micro_batches(tmp_path: Path) -> None:
@@ -175,9 +175,8 @@ def test_a_name_that_is_near_none_is_of_an_extension_and_left_alone(tmp_path: Pa
     ],
 )
 def test_what_is_broken_is_refused_with_its_reason(tmp_path: Path, name: str, text: str, words: str) -> None:
-    (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=words):
-        read_file(tmp_path / name)
+        _read(tmp_path / name, text)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +190,25 @@ def test_what_is_broken_is_refused_with_its_reason(tmp_path: Path, name: str, te
 def test_other_files_are_no_configurations(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert isinstance(read_file(tmp_path / name), str)
+
+
+TUNE = "model: {_component_: torchtune.models.llama3_1.qlora_llama3_1_8b}\noptimizer: {_component_: AdamW}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "model"),
+    [
+        ("job.toml", TITAN, "llama3-8B"),
+        ("run.sh", MEGATRON, ""),
+        ("bridge.yaml", BRIDGE, "meta-llama/Llama-3.2-1B"),
+        ("ds.json", json.dumps(DEEPSPEED), ""),
+        ("qlora.yml", AXOLOTL, "NousResearch/Llama-2-7b-hf"),
+        ("sft.yaml", FACTORY.replace("deepspeed: ds.json\n", ""), "Qwen/Qwen3-8B"),
+        ("tune.yaml", TUNE, "llama3_1_8b"),
+    ],
+)
+def test_a_files_model_is_known_before_its_values_are_read(tmp_path: Path, name: str, text: str, model: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    read = read_file(tmp_path / name)
+    assert isinstance(read, ReadFile)
+    assert model_named(read) == configuration(read).model == model
