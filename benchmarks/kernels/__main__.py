@@ -5,10 +5,8 @@
     python -m benchmarks.kernels --without-compiled
     python -m benchmarks.kernels --optimizations default
 
-Arguments go to pytest; `--benchmark-storage` says where to, results/kernels by default. `--without-compiled` leaves out
-what torch.compile tunes, which takes most of the time. `--optimizations` times parts of GPT-2's step alone: PyTorch's
-way, and the ways with the named optimizations (of `reproduce --optimizations`: names, default, or none for PyTorch's
-way alone). A way that this machine cannot have is a line.
+`--benchmark-storage` says where to, results/kernels by default. A way of a part of GPT-2's step that this machine
+cannot have is a line.
 
 Exit codes are pytest's: 0, 1 where one function of one case fails or computes something else (all others are timed), 5
 where nothing was selected; 2 where TRITON_INTERPRET is set, as that times the interpreter, and of bad input.
@@ -103,13 +101,25 @@ def _last_line(report: Any) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Time what is selected; returns the exit code."""
+    own = argparse.ArgumentParser(
+        "benchmarks.kernels",
+        usage="python -m benchmarks.kernels [--without-compiled] [--optimizations NAMES] [OPTIONS OF PYTEST]",
+        description=__doc__,
+        epilog="Everything else goes to pytest: python -m pytest --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    without_compiled = "leave out what torch.compile tunes, which takes most of the time"
+    own.add_argument("--without-compiled", action="store_true", help=without_compiled)
+    optimizations = (
+        "time parts of GPT-2's step alone, by PyTorch's way and the ways with these optimizations of reproduce: names, "
+        "default, or none for PyTorch's way alone"
+    )
+    own.add_argument("--optimizations", metavar="NAMES", help=optimizations)
+    selecting, arguments = own.parse_known_args(arguments)
     if INTERPRETED:
         sys.stderr.write("error: TRITON_INTERPRET: allowed unset, got 1\n")
         return 2
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--without-compiled", action="store_true")
-    own.add_argument("--optimizations")
-    selecting, arguments = own.parse_known_args(arguments)
     if selecting.without_compiled:
         SELECTION.left_out.add(COMPILED)
     if selecting.optimizations is not None:

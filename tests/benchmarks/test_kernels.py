@@ -359,6 +359,18 @@ def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(tm
     assert path.with_name(f"{path.stem}-gradient_norm.svg").exists()
 
 
+def test_help_says_what_the_command_does_and_that_all_else_is_pytests(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.kernels.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert text.startswith("usage: python -m benchmarks.kernels [--without-compiled] [--optimizations NAMES]")
+    assert "Time the kernels, store what came of it" in text
+    assert text.endswith("Everything else goes to pytest: python -m pytest --help\n")
+
+
 def test_the_interpreter_is_not_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.kernels.__main__ import main
 
