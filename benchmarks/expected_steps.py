@@ -31,7 +31,7 @@ import argparse
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ import msgspec
 from benchmarks.simulated_step import CountedStep, HostSeconds, LaunchKind, LoggedStep
 from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
 from reference_runs.run import ProductFormat, Workload
@@ -47,6 +48,7 @@ from suite.first_hour.measurements import all_together, measurements, possible
 from suite.first_hour.part import StepOnPaper
 from suite.job.options import KernelChoice, Optimization, StepOptions
 from suite.machine.half_precision import kernels_for
+from suite.machine.packages import PACKAGES
 from suite.machine.profile import decode
 from suite.paths import ROOT
 from suite.predict.analytic.flop import executed_model_flop
@@ -529,8 +531,30 @@ HEAD = """\
 """
 
 
+def lacking(runs: Sequence[str]) -> list[str]:
+    """A line for each optimization that `all` is without and that has no row, as its package is not installed."""
+    names = dict.fromkeys(name for run in runs if run != SLICE for name in possible(run))
+    absent = {name.value: RULES[name].package for name in names if not RULES[name].is_installed}
+    return [f"left out: {name}: {PACKAGES[package].name} is not installed" for name, package in absent.items()]
+
+
+def _refuse_unknown(names: Sequence[str], allowed: Iterable[str], where: str) -> None:
+    known = [*dict.fromkeys(allowed)]
+    for name in names:
+        if name not in known:
+            raise InputError("unknown name", got=repr(name), allowed=", ".join(known), where=where)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the tables, or write what `first-hour` expects; returns the exit code."""
+    try:
+        return _main(arguments)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "benchmarks.expected_steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -541,10 +565,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--runs", nargs="+", default=[*RECORDED, SLICE], help="which of these (default: all)")
     parser.add_argument("--only", nargs="+", metavar="SET", help="sets of GPT-2 besides none (default: all)")
     asked = parser.parse_args(arguments)
+    _refuse_unknown(asked.runs, (*RECORDED, SLICE), "--runs")
+    _refuse_unknown(asked.only or [], (how for run in RECORDED for how in hows(run)), "--only")
+    for line in lacking([*RECORDED] if asked.profile else asked.runs):
+        print(line, file=sys.stderr)
     if asked.profile:
         print(profile_table())
         return 0
-    asked.counts.mkdir(parents=True, exist_ok=True)
+    try:
+        asked.counts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"no directory: {error.strerror}", got=asked.counts, where="--counts") from error
     found: dict[str, dict[str, Counts]] = {}
     for run in asked.runs:
         found[run] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -29,6 +30,10 @@ from benchmarks.simulated_step import CountedStep, HostSeconds, LaunchKind, Logg
 from reference_runs.catalog import reference_run
 from reference_runs.run import Workload
 from suite.first_hour.measurements import expected_steps as written_down
+from suite.job.options import Optimization
+from suite.machine.packages import PACKAGES, Package
+from suite.paths import ROOT
+from suite.predict.simulation.optimizations import RULES, OptimizationRule
 
 GRAPH = "micro-batch-graph"
 ALONE = {name: name for name in ("none", "across-blocks", "triton", GRAPH)}
@@ -153,6 +158,72 @@ def test_fp8_gemms_take_more_than_half_of_the_16_bit_ones_as_the_head_stays_in_1
 def test_a_step_on_the_profile_is_shown_with_and_without_the_bytes_that_arithmetic_may_hide() -> None:
     assert OnProfile(1021.4, 27.1, 0.0).words == "1,021 (994)"
     assert OnProfile(1021.4, 0.0, 0.0).words == "1,021"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--runs", "nosuch"], "error: --runs: unknown name; got 'nosuch', allowed: gpt2-124m, gpt2-1558m, .*"),
+        (["--only", "nosuch"], "error: --only: unknown name; got 'nosuch', allowed: none, epilogues, tuned-gemms, .*"),
+        ([], "error: --counts: no directory: .*; got .*/a_file/x"),
+    ],
+)
+def test_bad_input_is_a_line_and_exit_code_2(
+    options: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_file").touch()
+    assert main(["--counts", str(tmp_path / "a_file" / "x"), *options]) == 2
+    assert re.fullmatch(line, capsys.readouterr().err.splitlines()[-1])
+
+
+def rows_of(document: str) -> list[dict[str, str]]:
+    """Every row of every table of a Markdown document, by the titles of its columns."""
+    found: list[dict[str, str]] = []
+    titles: list[str] = []
+    for line in document.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            titles = []
+        elif not titles:
+            titles = cells
+        elif not cells[1].startswith(("---", ":---")):
+            found.append(dict(zip(titles, cells, strict=True)))
+    return found
+
+
+DOCUMENT = (ROOT / "docs" / "mfu_design.md").read_text(encoding="utf-8")
+
+
+def test_the_documents_steps_on_the_profile_are_computed_and_what_is_left_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the packages of the document: the profile's times do not depend on them."""
+    absent = OptimizationRule(lambda _: "", package="absent_kernels")
+    monkeypatch.setitem(PACKAGES, "absent_kernels", Package("absent_kernels", "absent-kernels", "nothing"))
+    monkeypatch.setattr(expected_steps, "RULES", RULES | {Optimization.PACKED_GRADIENTS: absent})
+    without = {Optimization.FLASH_ATTENTION_3, Optimization.MICRO_BATCH_GRAPH}
+    names = [name.value for name in expected_steps.possible("gpt2-124m") if name not in without]
+    monkeypatch.setattr(expected_steps, "all_together", lambda _: names)
+    assert main(["--profile"]) == 0
+    printed = capsys.readouterr()
+    assert "left out: packed-gradients: absent-kernels is not installed" in printed.err.splitlines()
+    _, _, section = DOCUMENT.partition("### By the recorded profile")
+    assert rows_of(printed.out) == rows_of(section.partition("###")[0])
+
+
+def test_what_first_hour_expects_are_the_documents_steps() -> None:
+    """The measured milliseconds where there are some, else the slower end of a range; rounded to 0.1 ms, and to 1."""
+    _, _, tables = DOCUMENT.partition("### gpt2-124m: 8 micro-batches a step")
+    found = {}
+    for row in rows_of(tables.partition("### By the recorded profile")[0]):
+        for name in ("gpt2-124m", "gpt2-1558m-b64", "gpt2-1558m"):
+            if words := row.get(f"{name}, ms"):
+                how = {"none": "plain", "default": ""}.get(row["optimizations"], row["optimizations"])
+                found[f"{name} {how}".strip()] = float(words.rstrip(")").split()[-1].replace(",", ""))
+    expected = {name: step.milliseconds for name, step in written_down().items()}
+    sliced = expected.pop(f"{expected_steps.SLICE} slice")
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=0, abs=0.5 + 0.05)
+    assert f"A step is {sliced:.0f} ms" in DOCUMENT
 
 
 def test_what_is_written_down_is_ordered_as_what_each_saves() -> None:
