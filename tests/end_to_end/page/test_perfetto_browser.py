@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import threading
 from collections import Counter
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.skipif(
 )
 DOCUMENT = ROOT / "docs" / "timelines.md"
 TRACE = Path(__file__).with_name("pipeline_trace.json")  # of PyTorch 2.13: two stages of gpt2-mini, phases and messages
+PICTURE = os.environ.get("TIMELINE_PICTURE", "")  # where a screenshot for the document goes
+FIRST_TRACKS = ("compute", "data parallel", "tensor parallel")
 ROWS = """async (query) => {
   const result = await window.app.trace.engine.query(query);
   const columns = result.columns(), rows = [];
@@ -158,6 +161,25 @@ def test_perfetto_opens_a_step_of_16384_gpus(predicted: Callable[[str], tuple[Pa
     names = [text.splitlines()[-1].rpartition(" ")[0] for text in titles.all_inner_texts()]
     passes = [name.removesuffix(", slowest") for name in names if ": passes" in name]
     assert passes == [f"stage {stage}: passes" for stage in range(16)]
+
+
+def test_the_picture_shows_passes_of_four_stages_then_the_tracks_of_each(
+    predicted: Callable[[str], tuple[Path, dict[str, Any], Page]],
+) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8").partition("(timeline.png)")[2].replace("\\\n", "")
+    (words,) = re.findall(
+        r"^ {4}refruns predict (.*) --timeline step.json$", text.partition("`")[0], flags=re.MULTILINE
+    )
+    _, _, page = predicted(words)
+    page.evaluate("window.app.commands.runCommand('dev.perfetto.ExpandAllGroups')")
+    titles = page.locator(".pf-track__title")
+    titles.nth(12).wait_for()
+    names = [text.splitlines()[-1].rpartition(" ")[0] for text in titles.all_inner_texts()]
+    of_passes = [f"stage {stage}: passes" for stage in range(3)]
+    assert names[1:8] == [*of_passes, "stage 3: passes, slowest", *(f"stage 0: {track}" for track in FIRST_TRACKS)]
+    if PICTURE:
+        page.wait_for_timeout(2000)  # until the slices are drawn
+        page.screenshot(path=PICTURE, clip={"x": 0, "y": 115, "width": 1300, "height": 580})
 
 
 def test_perfetto_shows_a_record_next_to_the_prediction(
