@@ -13,16 +13,13 @@ import jsonschema
 import pytest
 
 from suite.__main__ import main
-from suite.paths import RECORDED_H100
+from tests.support.predicted_steps import CASES, RECORD
 
 SCHEMA = json.loads(Path(__file__).with_name("trace_event_format.json").read_text(encoding="utf-8"))
-RECORD = RECORDED_H100 / "records" / "gpt2-124m" / "20261125T231644Z__f5bc1aff__c2b32ab0.begin.json"
-CASES = {
-    "no pipeline": "gpt2-124m",
-    "1F1B": "bloom-176b --batch 128",
-    "interleaved, hidden": "llama2-70b --on h100-sxm --layout dp8,tp4,pp4,sp,interleave2,zero1,micro1 --batch 64",
-    "zero bubble": "bloom-176b --layout dp8,tp4,pp12,zero-bubble,micro2 --batch 256",
-    "mixture": "deepseek-v3",
+WORDS = {
+    "no pipeline": CASES["no pipeline"],
+    **{name: f"{CASES[name]} --batch 256" for name in ("1F1B", "zero bubble", "mixture, interleaved")},
+    "mixture": CASES["mixture"],
     "next to a measurement": f"gpt2-124m --against {RECORD}",
 }
 
@@ -74,7 +71,7 @@ def written(words: str, path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_every_event_of_a_timeline_is_as_the_format_has_it(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
