@@ -62,8 +62,8 @@ def execution_trace(
     """The nodes of `rank`, which is of the timeline's stage, in an order in which each comes after what it waits for.
 
     What computes, and visible messages, wait for each other in the timeline's order. A hidden message waits for what
-    comes before its pass, and the update waits for it. A pass waits for what another stage sends it. Waits are no
-    nodes: they follow.
+    comes before its pass, and the update waits for it. A pass waits for what another stage sends it. Waits have
+    no node: they follow.
 
     Args:
         head_copies: see `key_value_copies`.
