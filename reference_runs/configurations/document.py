@@ -75,17 +75,19 @@ def read_document(path: Path) -> Document:
     except UnicodeDecodeError as error:
         raise NoDocumentError("not UTF-8") from error
     except RecursionError as error:
-        raise _broken(text)("nested too deeply") from error
+        raise _broken(text, "nested too deeply") from error
     except ValueError as error:  # what TOML's, JSON's and the shell's readers raise
-        raise _broken(text)(f"broken {form}: {_first_line(error)}") from error
+        raise _broken(text, f"broken {form}: {_first_line(error)}") from error
     if not isinstance(values, Mapping):
         raise NoDocumentError(f"{form} of {_KINDS.get(type(values), 'one value')}, no table of keys")
     return Document(form, {str(key): value for key, value in values.items()})
 
 
-def _broken(text: str) -> type[InputError]:
+def _broken(text: str, what: str) -> InputError:
     """The error of a broken file: a configuration where a key of one is in it."""
-    return InputError if _OF_CONFIGURATIONS.search(text) else NoDocumentError
+    if _OF_CONFIGURATIONS.search(text):
+        return InputError(what)
+    return NoDocumentError(f"no key of a training is in it; {what}")
 
 
 _KINDS: dict[type, str] = {list: "a list", str: "a text", type(None): "nothing"}

@@ -39,6 +39,7 @@ def test_all_that_run_exit_with_0_and_one_that_cannot_with_1(
     assert main(["fit", str(directory)]) == 1
     shown = capsys.readouterr().out
     assert "3 files on h100-sxm: 1 cannot run, 1 runs, 1 not a configuration" in shown
+    assert shown.count("not a configuration") == 2  # the row's verdict, and the count
     assert shown.index("alone.toml") < shown.index("runs.toml") < shown.index("notes.json")
 
 

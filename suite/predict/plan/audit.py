@@ -45,11 +45,11 @@ _WITHOUT_MODEL = (Framework.DEEPSPEED, Framework.ACCELERATE, Framework.TRAINER) 
 class AuditVerdict(enum.StrEnum):
     """Outcome for one file, in the order of the table.
 
-    cannot run: the file is broken, its software refuses it, its layout does not divide, it names no model, or it does
-        not fit.
+    cannot run: the file has a key of a training and is broken, its software refuses it, its layout does not divide, it
+        names no model, or it does not fit.
     not judged: its model is not known here, or nothing here describes it.
     runs: it divides, and it fits or is likely to.
-    not a configuration: of no training that is known here.
+    not a configuration: of no training that is known here, broken or not.
     """
 
     CANNOT = "cannot run"

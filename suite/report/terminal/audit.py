@@ -11,7 +11,6 @@ from suite.predict.plan.audit import Audited, AuditVerdict
 from suite.report.terminal.tables import coloured, print_folded, print_table
 
 _COLOURS = {AuditVerdict.CANNOT: "bold red", AuditVerdict.NOT_JUDGED: "yellow", AuditVerdict.RUNS: "green"}
-_SHORT = {AuditVerdict.NONE: "no configuration"}
 _TITLES = ("verdict", "file", "read as", "model", "accelerators", "layout", "why")
 _USUAL = frozenset({"dp1", "tp1", "pp1", "zero0", "recompute-none", "fused", "micro1", "reduce-scatter", "1f1b"})
 _OF_MODEL = 20  # letters
@@ -51,7 +50,7 @@ def _words(verdict: AuditVerdict, number: int) -> str:
 def _cells(row: Audited, letters: int) -> list[object]:
     number = "" if row.accelerators is None else f"{row.accelerators:,}"
     return [
-        coloured(_SHORT.get(row.verdict, row.verdict.value), _COLOURS.get(row.verdict, "dim")),
+        coloured(row.verdict.value, _COLOURS.get(row.verdict, "dim")),
         _shortened(row.file, letters),
         row.read_as,
         _shortened(row.model.rpartition("/")[2], _OF_MODEL),

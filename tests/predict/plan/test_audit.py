@@ -369,12 +369,26 @@ def test_values_that_a_shell_computes_are_not_judged(tmp_path: Path, text: str) 
         ("records.json", '[{"bf16": 1}]', "JSON of a list, no table of keys"),
         ("list.yaml", "- a\n- b\n", "YAML of a list, no table of keys"),
         ("empty.yaml", "", "YAML of nothing, no table of keys"),
-        ("lines.json", '{"a": 1}\n{"a": 2}\n', "broken JSON: Extra data: line 2 column 1 (char 9)"),
+        (
+            "lines.json",
+            '{"a": 1}\n{"a": 2}\n',
+            "no key of a training is in it; broken JSON: Extra data: line 2 column 1 (char 9)",
+        ),
     ],
 )
 def test_a_file_without_a_table_of_keys_is_no_configuration(tmp_path: Path, name: str, text: str, why: str) -> None:
     row = _row(tmp_path, name, text)
     assert (row.verdict, row.why) == (AuditVerdict.NONE, why)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"), [("a.yaml", ": {key}: ["), ("a.json", '{{"{key}": 1'), ("a.toml", "{key} = = 1")]
+)
+def test_a_broken_file_cannot_run_if_a_key_of_a_training_is_in_it(tmp_path: Path, name: str, broken: str) -> None:
+    found = {key: _row(tmp_path, name, broken.format(key=key)) for key in ("train_batch_size", "bad")}
+    assert [row.verdict for row in found.values()] == [AuditVerdict.CANNOT, AuditVerdict.NONE]
+    assert found["train_batch_size"].why.startswith("broken ")
+    assert found["bad"].why.startswith("no key of a training is in it; broken ")
 
 
 def test_bytes_that_are_no_text_are_no_configuration(tmp_path: Path) -> None:
