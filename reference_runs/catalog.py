@@ -70,12 +70,13 @@ def miniatures() -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
-def reference_run(name: str, *, also: Iterable[str] = (), near: Iterable[str] = ()) -> ReferenceRun:
+def reference_run(name: str, *, also: Iterable[str] = (), near: Iterable[str] = (), takes: str = "") -> ReferenceRun:
     """The recorded run `name`, or the run of the user's own file where `name` ends in `.toml`.
 
     Args:
         also: names that the caller takes besides; the refusal lists them.
         near: further names that the refusal may suggest.
+        takes: further words for what the caller takes, such as "config.json, ".
 
     Raises:
         InputError: no such run or file, or a file that breaks the schema.
@@ -90,7 +91,8 @@ def reference_run(name: str, *, also: Iterable[str] = (), near: Iterable[str] = 
             raise InputError(what, got=repr(name), allowed="a file ending in .toml, or a name that `runs` lists")
         meant = meant_run(name, [*names, *near])
         listed = "a name that `runs` lists" if meant else ", ".join(names)
-        raise InputError("unknown run", got=repr(name), meant=meant, allowed=f"{listed}, or a file ending in .toml")
+        allowed = f"{listed}, {takes}or a file ending in .toml"
+        raise InputError("unknown run", got=repr(name), meant=meant, allowed=allowed)
     return _recorded(path, path.stat().st_mtime_ns)
 
 

@@ -60,12 +60,13 @@ def model_of(
     return named_model(name, sequence=sequence), name
 
 
-def run_called(name: str, *, sequence: int | None = None, also: Iterable[str] = ()) -> ReferenceRun:
+def run_called(name: str, *, sequence: int | None = None, also: Iterable[str] = (), takes: str = "") -> ReferenceRun:
     """The run that a command's argument means: recorded, of a run file, of a config.json, or of a line of models.toml.
 
     Args:
         sequence: tokens of a sample, which a configuration and models.toml do not say.
         also: names that the caller takes besides; the refusal lists them.
+        takes: further words for what the caller takes.
 
     Raises:
         InputError: as `reference_run` and `configured_run`.
@@ -78,7 +79,8 @@ def run_called(name: str, *, sequence: int | None = None, also: Iterable[str] = 
         except NotDescribedError as error:
             what = f"no formula describes it: {error.reason}"
             raise InputError(what, got=name, allowed="its config.json, which is traced") from error
-    return reference_run(name, also=also, near=known_models())
+    takes = f"a model that `runs` lists, config.json, {takes}"
+    return reference_run(name, also=also, near=known_models(), takes=takes)
 
 
 def sized_model(name: str) -> str | None:

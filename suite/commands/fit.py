@@ -15,7 +15,14 @@ from suite.commands.audited import audit_directory, check_place, refuse_of_one
 from suite.commands.model_tiers import print_model_tiers
 from suite.commands.new_file import check_new, forced
 from suite.commands.options import print_json
-from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
+from suite.commands.planned_run import (
+    AskedQuestion,
+    asked_question,
+    found_entry,
+    print_command,
+    print_next,
+    refuse_configuration,
+)
 from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
 from suite.commands.traced_fit import fit_model
 from suite.commands.traced_model import check_absent, no_formula
@@ -119,6 +126,7 @@ def fit_command(  # noqa: PLR0913  # long: the command's options
         serve_model(run, asked, serving, as_json=json)
         return
     if (reason := no_formula(run, tracing)) is not None:
+        refuse_configuration(run)
         of_runs = {"--stack": asked.stack, "--tokens": asked.training.tokens, "--gemm-dtype": products}
         check_absent(of_runs | {"--any-software": any_software or None}, what="is of runs")
         fit_model(run, asked, tracing, reason=reason, as_json=json)

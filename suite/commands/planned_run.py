@@ -77,21 +77,28 @@ def planned_run(name: str, *, sequence: int | None = None) -> ReferenceRun:
     if name in minis:
         raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
     try:
-        return run_called(name, sequence=sequence, also=minis)
-    except InputError as error:
-        if name.endswith(".toml") and (software := _other_software(Path(name))) is not None:
-            what, allowed = f"a configuration of {software}, not a run file", "`fit` with its directory"
-            raise InputError(what, allowed=allowed, where=name) from error
+        return run_called(name, sequence=sequence, also=minis, takes="of `fit` a directory, ")
+    except InputError:
+        refuse_configuration(name)
         raise
 
 
-def _other_software(path: Path) -> Framework | None:
-    """The software whose configuration a file is; None where it is none, or cannot be read."""
+def refuse_configuration(name: str) -> None:
+    """Refuse a configuration of other software, with what reads it; all else passes.
+
+    Raises:
+        InputError: it is one.
+    """
+    if not name.endswith((".toml", ".json")):
+        return
     try:
-        found = software_of(read_document(path))
+        document = read_document(Path(name))
     except InputError:
-        return None
-    return found if isinstance(found, Framework) else None
+        return
+    software = software_of(document)
+    if isinstance(software, Framework) and "model_type" not in document.values:
+        what, allowed = f"a configuration of {software}, not a run file", "`fit` with its directory"
+        raise InputError(what, allowed=allowed, where=name)
 
 
 def found_entry(found: Found, question: Question) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
+from reference_runs.configurations.models import sized_model
 from reference_runs.errors import InputError
 from reference_runs.floors import FloorQuantity
 from reference_runs.incomplete import check_complete, missing_keys
@@ -100,6 +101,9 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
     if not name.endswith((".toml", ".json")) and name not in run_names():
         with contextlib.suppress(InputError):
             return accelerator(name)
+        if (model := sized_model(name)) is not None:
+            what = f"{model} is a model without a run: there is nothing to show"
+            raise InputError(what, got=repr(name), allowed="`predict`, `fit` or `plan` with it")
         names = [*run_names(), *minis, *accelerator_names()]
         allowed = ", ".join(names) + ", or a run file ending in .toml"
         raise InputError("unknown name", got=repr(name), meant=meant_run(name, names), allowed=allowed)

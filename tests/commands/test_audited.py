@@ -71,6 +71,10 @@ def test_a_configuration_in_place_of_a_run_file_is_named_with_what_reads_it(
     assert main([command, str(path)]) == 2
     words = "a configuration of torchtitan, not a run file; allowed: `fit` with its directory"
     assert capsys.readouterr().err == f"error: {path}: {words}\n"
+    deepspeed = tmp_path / "ds.json"
+    deepspeed.write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    assert main([command, str(deepspeed)]) == 2
+    assert capsys.readouterr().err == f"error: {deepspeed}: {words.replace('torchtitan', 'DeepSpeed')}\n"
     path.write_text("[model]\n", encoding="utf-8")
     assert main([command, str(path)]) == 2
     assert "unknown key 'model'" in capsys.readouterr().err

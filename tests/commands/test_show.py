@@ -91,3 +91,10 @@ def test_a_configuration_has_no_scale(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(json.dumps(LLAMA3_8B))
     assert main(["show", str(path), "--mini", "--scale", "cuda"]) == 2
     assert "--scale: a configuration has one miniature; got cuda" in capsys.readouterr().err
+
+
+def test_a_model_of_the_table_says_which_commands_take_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "Qwen/Qwen2.5-7B"]) == 2
+    what = "qwen2.5-7b is a model without a run: there is nothing to show"
+    allowed = "`predict`, `fit` or `plan` with it"
+    assert capsys.readouterr().err == f"error: {what}; got 'Qwen/Qwen2.5-7B', allowed: {allowed}\n"
