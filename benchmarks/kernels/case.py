@@ -14,7 +14,7 @@ from suite.job.options import Optimization
 
 Function = Callable[..., Any]
 StepWay = tuple[Optimization, ...]
-PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
+PLAIN, KERNEL, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
 RUNS = ("gpt2-124m", "gpt2-1558m", "codegeex-13b", "gpt-neox-20b", "glm-130b", "opt-175b", "bloom-176b", "mt-nlg-530b")
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # whose kernels are timed
 SDPA, FLEX = "sdpa", "flex"  # PyTorch's fused attention: scaled_dot_product_attention and FlexAttention
@@ -129,7 +129,7 @@ class Case:
             return {"+".join(way) or PLAIN: make for way, make in ways.items()}
         compilable = self.compilable or self.eager
         cuda = device.type == "cuda"
-        made: dict[str, Callable[[], Function]] = {OURS if cuda else PLAIN: lambda: self.ours}
+        made: dict[str, Callable[[], Function]] = {KERNEL if cuda else PLAIN: lambda: self.ours}
         if cuda or self.eager is not self.plain:
             made[EAGER] = lambda: self.eager
         if COMPILED not in SELECTION.left_out:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, PLAIN, SDPA
+from benchmarks.kernels.case import COMPILED, EAGER, FLEX, KERNEL, LIGER, PLAIN, SDPA
 from benchmarks.kernels.table import KernelTiming, rows
 from suite.records.kernel_runs import STEP_PART
 
-COLOURS = {OURS: "C0", PLAIN: "C0", EAGER: "C1", COMPILED: "C2", LIGER: "C3", SDPA: "C4", FLEX: "C5"}
-MARKERS = {OURS: "o", PLAIN: "o", EAGER: "s", COMPILED: "^", LIGER: "D", SDPA: "v", FLEX: "P"}
+COLOURS = {KERNEL: "C0", PLAIN: "C0", EAGER: "C1", COMPILED: "C2", LIGER: "C3", SDPA: "C4", FLEX: "C5"}
+MARKERS = {KERNEL: "o", PLAIN: "o", EAGER: "s", COMPILED: "^", LIGER: "D", SDPA: "v", FLEX: "P"}
 
 
 def draw(record: Mapping[str, Any], stem: Path) -> list[Path]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 
-from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, PLAIN, SDPA
+from benchmarks.kernels.case import COMPILED, EAGER, FLEX, KERNEL, LIGER, PLAIN, SDPA
 from suite.machine.timings import median
-from suite.records.kernel_runs import STEP_PART
+from suite.records.kernel_runs import BASE_FORMS, STEP_PART
 
 OTHERS = (EAGER, COMPILED, LIGER, SDPA, FLEX)
 RESAMPLES = 2000
@@ -19,7 +19,7 @@ SEED = 1
 
 
 class Ratio(NamedTuple):
-    """Seconds of another function over ours: above 1 ours is faster."""
+    """Seconds of another function over the base's: above 1 the base is faster."""
 
     ratio: float
     low: float
@@ -35,8 +35,8 @@ class KernelTiming(msgspec.Struct, frozen=True):
         share: of the copy's bandwidth in the same turns: least bytes / seconds / that.
         host_seconds: until the host has handed the call over; None on a CPU.
         flop: arithmetic of a call, roughly; None in files of before.
-        ours: whether it is the kernel, or on a CPU the plain reference in its place; of a part of a step PyTorch's way.
-        ratio: to ours; None where ours was not timed, or is this one.
+        is_base: whether it is the kernel, or on a CPU the plain reference; of a part of a step PyTorch's way.
+        ratio: to the base; None where that was not timed, or is this one.
     """
 
     kernel: str
@@ -56,8 +56,8 @@ class KernelTiming(msgspec.Struct, frozen=True):
     flop: float | None = None
 
     @property
-    def ours(self) -> bool:
-        return self.form in (OURS, PLAIN)
+    def is_base(self) -> bool:
+        return self.form in BASE_FORMS
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ def rows(record: Mapping[str, Any]) -> list[KernelTiming]:
     base = {
         stored["group"]: stored["stats"]["data"]
         for stored in record["benchmarks"]
-        if stored["extra_info"]["form"] in (OURS, PLAIN)
+        if stored["extra_info"]["form"] in BASE_FORMS
     }
     return [_row(stored, base.get(stored["group"])) for stored in record["benchmarks"]]
 
@@ -86,7 +86,7 @@ def _row(stored: Mapping[str, Any], ours: Sequence[float] | None) -> KernelTimin
         "seconds": seconds,
         "rounds": len(samples),
         "share": facts["least_bytes"] / seconds / facts["copy_bytes_per_second"],
-        "ratio": None if ours is None or facts["form"] in (OURS, PLAIN) else ratio(samples, ours),
+        "ratio": None if ours is None or facts["form"] in BASE_FORMS else ratio(samples, ours),
     }
     return msgspec.convert(facts | computed, KernelTiming)
 
@@ -123,13 +123,13 @@ def _kernel_lines(every: Sequence[KernelTiming]) -> list[str]:
     for row in every:
         points.setdefault(row.point, []).append(row)
     others = [form for form in OTHERS if any(row.form == form for row in every)]
-    ours = next((row.form for row in every if row.ours), "ours")
+    ours = next((row.form for row in every if row.is_base), "ours")
     on_gpu = any(row.host_seconds is not None for row in every)
     head = ["kernel", "pass", "dtype", "sizes", ours, "of copy", *(["host"] if on_gpu else []), "rounds"]
     head += [f"{form} / {ours}" for form in others]
     lines = [_line(head), _line(["---"] * 4 + ["---:"] * (len(head) - 4))]
     lines += [_line(_cells(same, others, on_gpu)) for same in points.values()]
-    what = "the kernel" if ours == OURS else "the plain reference, as no kernel runs on a CPU"
+    what = "the kernel" if ours == KERNEL else "the plain reference, as no kernel runs on a CPU"
     return [
         "",
         f"`{ours}` is {what}: the median of its rounds. Of copy: least bytes over this time, over the bandwidth of",
@@ -191,7 +191,7 @@ def _sharing(record: Mapping[str, Any]) -> list[str]:
 
 def _cells(same: Sequence[KernelTiming], others: Sequence[str], on_gpu: bool) -> list[str]:
     first = same[0]
-    ours = next((row for row in same if row.ours), None)
+    ours = next((row for row in same if row.is_base), None)
     cells = [" ".join(part for part in (first.kernel, first.variant) if part), first.which, first.dtype, _sizes(first)]
     if ours is None:
         cells += ["-"] * (4 if on_gpu else 3)

@@ -14,7 +14,7 @@ from suite.first_hour.part import HourPart, PartKind, StepOnPaper
 from suite.metrics.difference_words import Direction, difference_in_words, direction_of
 from suite.metrics.figures import OF_DATASHEET, Quantity
 from suite.paths import program
-from suite.records.kernel_runs import OURS, STEP_PART, TimedCase, kernel_run
+from suite.records.kernel_runs import BASE_FORMS, STEP_PART, TimedCase, kernel_run
 
 OF_FLOOR, MOST = 0.93, 1.02  # of the lower end of a floor that is measured, and of the data sheet
 OF_COPY = {"forward": 0.90, "backward": 0.80}  # of the bandwidth of a copy, for kernels
@@ -202,7 +202,7 @@ def _tests(output: str) -> PartReading:
 
 
 def _kernels(files: list[Path]) -> PartReading:
-    """The share of a copy's bandwidth that each kernel of ours reaches, and the ways of parts of a step."""
+    """The share of a copy's bandwidth that each kernel reaches, and the ways of parts of a step."""
     shares, differences, parts = [], [], []
     for path in files:
         for timed in kernel_run(path).benchmarks:
@@ -210,7 +210,7 @@ def _kernels(files: list[Path]) -> PartReading:
             if case.kernel == STEP_PART:
                 parts.append((case, spent))
                 continue
-            if case.form not in OURS or not (spent and case.copy_bytes_per_second):
+            if case.form not in BASE_FORMS or not (spent and case.copy_bytes_per_second):
                 continue
             share = case.least_bytes / spent / case.copy_bytes_per_second
             shares.append(share)
@@ -222,10 +222,10 @@ def _kernels(files: list[Path]) -> PartReading:
 
 def _ways(parts: Sequence[tuple[TimedCase, float]]) -> list[str]:
     """The least and most time of each way with optimizations over that of PyTorch's way of the same part, in words."""
-    plain = {_part_key(case): spent for case, spent in parts if case.form in OURS}
+    plain = {_part_key(case): spent for case, spent in parts if case.form in BASE_FORMS}
     ratios: dict[str, list[float]] = {}
     for case, spent in parts:
-        if case.form not in OURS and plain.get(_part_key(case)):
+        if case.form not in BASE_FORMS and plain.get(_part_key(case)):
             ratios.setdefault(case.form, []).append(spent / plain[_part_key(case)])
     return [f"{way} {min(of):.2f} to {max(of):.2f} of PyTorch's time" for way, of in ratios.items()]
 

@@ -9,7 +9,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.regular_file import json_file
 
-OURS = ("kernel", "plain")  # forms of ours; the others are PyTorch's and Liger-Kernel's
+BASE_FORMS = ("kernel", "plain")  # what the other forms of a case are compared with: a kernel, or what it replaces
 STEP_PART = "gpt2_step"  # in place of a kernel: its forms are PyTorch's way, "plain", and those with optimizations
 SOFTWARE = ("python_version", "torch", "triton", "cuda", "nccl")  # in the machine's facts; the rest is hardware
 
@@ -27,9 +27,9 @@ class TimedCase(msgspec.Struct, frozen=True):
     direction: str = msgspec.field(name="pass", default="")
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it is this project's: the plain reference or kernel, or a way of a part of a step."""
-        return self.form in OURS or self.kernel == STEP_PART
+    def is_followed(self) -> bool:
+        """Whether its seconds are compared between runs: kernels, plain references, all ways of parts of a step."""
+        return self.form in BASE_FORMS or self.kernel == STEP_PART
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class KernelRun(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         number: before the first underscore of the file's name.
         hardware: the machine's facts but versions of software.
-        seconds: of every case of ours.
+        seconds: of every case that is followed from run to run.
     """
 
     path: str
@@ -101,7 +101,7 @@ def kernel_run(path: Path) -> KernelRun:
         hardware={name: text for name, text in facts.items() if name not in SOFTWARE},
         software={name: text for name, text in facts.items() if name in SOFTWARE},
         benchmarks=file.benchmarks,
-        seconds={b.case: b.stats.median for b in file.benchmarks if b.extra_info.is_ours and b.stats.median > 0},
+        seconds={b.case: b.stats.median for b in file.benchmarks if b.extra_info.is_followed and b.stats.median > 0},
     )
 
 

@@ -242,7 +242,7 @@ def test_a_row_has_median_share_and_ratio_by_hand() -> None:
     assert ours.ratio is None
     assert eager.ratio is not None
     assert eager.ratio.ratio == pytest.approx(2)
-    assert (eager.size, eager.rounds, eager.ours, ours.ours) == (8, 3, False, True)
+    assert (eager.size, eager.rounds, eager.is_base, ours.is_base) == (8, 3, False, True)
 
 
 def test_the_table_has_one_line_a_pass_of_a_case() -> None:

@@ -1,4 +1,4 @@
-"""Stored kernel benchmarks: which timings are this project's."""
+"""Stored kernel benchmarks: which timings are compared between runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def timed(name: str, **facts: Any) -> dict[str, Any]:
     return {"name": f"test_seconds[{name}]", "stats": {"median": 0.5}, "extra_info": facts}
 
 
-def test_ours_are_kernels_plain_references_and_all_ways_of_parts_of_a_step(tmp_path: Path) -> None:
+def test_kernels_plain_references_and_all_ways_of_parts_of_a_step_are_followed(tmp_path: Path) -> None:
     benchmarks = [
         timed("norm-kernel", kernel="layer_norm", form="kernel"),
         timed("norm-plain", kernel="layer_norm", form="plain"),
