@@ -86,6 +86,14 @@ def test_each_part_shrinks_as_what_it_is_bound_by_and_gemms_do_not() -> None:
     assert SavedMilliseconds(0.001, 0.0, 0.0).words(8) == "nothing that is counted changes"
 
 
+def test_measured_steps_are_those_of_the_records() -> None:
+    assert expected_steps.recorded_steps() == {
+        ("gpt2-124m", "none"): 1037.7,
+        ("gpt2-124m", "triton"): 1021.0,
+        ("gpt2-1558m-b64", "none"): 1405.5,
+    }
+
+
 def test_recorded_parts_add_up_to_recorded_steps_and_their_mfu_is_the_recorded_one() -> None:
     nothing = SavedMilliseconds(0.0, 0.0, 0.0)
     for run, micro_batches, step, mfu in (("gpt2-124m", 8, 1037.7, 0.4364), ("gpt2-1558m", 4, 1405.5, 0.4842)):
