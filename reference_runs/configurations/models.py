@@ -79,7 +79,7 @@ def run_called(name: str, *, sequence: int | None = None, also: Iterable[str] = 
         except NotDescribedError as error:
             what = f"no formula describes it: {error.reason}"
             raise InputError(what, got=name, allowed="its config.json, which is traced") from error
-    takes = f"a model that `runs` lists, config.json, {takes}"
+    takes = f"a model by name (see `runs`), config.json, {takes}"
     return reference_run(name, also=also, near=known_models(), takes=takes)
 
 

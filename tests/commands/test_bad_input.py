@@ -50,7 +50,7 @@ def test_an_unknown_name_is_refused_with_the_names_that_exist(not_refused):
     on_gpus = "on a GPU a recorded run (see `runs`), or a run file ending in .toml"
     runs = ", ".join([*recorded, *minis])
     names = ", ".join([*recorded, *minis, *accelerator_names()])
-    more = "a model that `runs` lists, config.json"
+    more = "a model by name (see `runs`), config.json"
     of_fit = "of `fit` a directory, or a file ending in .toml"
     table = [
         ("reproduce nonsense", f"error: unknown run; got 'nonsense', allowed: {', '.join(minis)}, {on_gpus}\n"),

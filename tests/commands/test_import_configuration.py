@@ -63,7 +63,7 @@ def test_a_directory_is_read_and_what_is_no_configuration_or_run_says_what_to_do
     line = refused("show", configuration)
     assert line.startswith("a configuration is no run: `import` writes a run file of it; got 'config.json', allowed: ")
     line = refused("predict", "llama3-8b")
-    meant = "did you mean llama3.1-8b? allowed: a name that `runs` lists, a model that `runs` lists, config.json, "
+    meant = "did you mean llama3.1-8b? allowed: a name that `runs` lists, a model by name (see `runs`), config.json, "
     meant += "or a file ending in .toml"
     assert line == f"unknown run; got 'llama3-8b', {meant}"
     line = refused("predict", "llama2-7b", "--micro-batch", "7")
