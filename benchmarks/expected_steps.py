@@ -614,7 +614,8 @@ def _main(arguments: Sequence[str]) -> int:
         papers[f"{SLICE} slice"] = slice_on_paper(sliced[DEFAULT], found[LIKE_SLICE][PLAIN])
     if asked.toml is None:
         print("\n".join(run_table(run, of) for run, of in found.items()))
-        print(papers.get(f"{SLICE} slice", ""))
+        if (step := papers.get(f"{SLICE} slice")) is not None:
+            print(f"{SLICE}, {SLICE_LAYERS} layers: {step.milliseconds} ms: {step.bound_by}")
         return 0
     if asked.toml.exists():
         papers = msgspec.toml.decode(asked.toml.read_bytes(), type=dict[str, StepOnPaper]) | papers

@@ -118,7 +118,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def _kernel_lines(every: Sequence[KernelTiming]) -> list[str]:
-    """One line a pass of a case, under what the columns mean."""
+    """Lines of the table of kernels, one for each pass of a case, under what the columns mean."""
     points: dict[tuple[object, ...], list[KernelTiming]] = {}
     for row in every:
         points.setdefault(row.point, []).append(row)
@@ -141,7 +141,7 @@ def _kernel_lines(every: Sequence[KernelTiming]) -> list[str]:
 
 
 def _part_lines(parts: Sequence[KernelTiming]) -> list[str]:
-    """One line a way of a pass of a part, under what the columns mean."""
+    """Lines of the table of parts, one for each way of a pass, under what the columns mean."""
     head = ["part", "pass", "dtype", "sizes", "way", "time", "GB/s", "Tflop/s", "host", "rounds", f"over {PLAIN}"]
     lines = [_line(head), _line(["---"] * 5 + ["---:"] * (len(head) - 5))]
     for row in parts:
